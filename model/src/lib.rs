@@ -1,0 +1,1 @@
+//! Loads and runs one shard of a language model.

@@ -1,0 +1,2 @@
+//! The binary `shoal`.
+fn main() {}

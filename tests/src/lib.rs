@@ -1,0 +1,1 @@
+//! What crosses crates: swarms of processes, namespaces, real clients.

@@ -1,0 +1,1 @@
+//! Moves the bytes of tensors between nodes: channels and their carriers.

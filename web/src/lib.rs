@@ -1,0 +1,1 @@
+//! The front door: HTTP APIs and the dashboard of a Shoal node.
