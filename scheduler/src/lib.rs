@@ -1,1 +1,17 @@
 //! Who leads and what runs where: consensus and placement of a Shoal swarm.
+//!
+//! Decisions are functions here: what is known goes in, what is to be done comes out. Nothing but `consensus` opens a
+//! connection, reads a clock or draws a random number, and even it does so only through what it is given.
+
+pub mod desired;
+pub mod footprint;
+pub mod ids;
+pub mod placement;
+pub mod topology;
+
+pub use desired::{DEFAULT_SLOTS, Desired, Parallel, ParallelError, PlanRequest};
+pub use footprint::Footprint;
+pub use ids::{Epoch, GroupId, IdError, InstanceId, NodeId, Stamp, Token, check_model_name};
+pub use placement::report::{Change, Nearest, NoPlacement, NoPlacementCode, NodeFit, NodeFitCode};
+pub use placement::{Placement, Stage};
+pub use topology::{NodeOffer, Reach, Topology};

@@ -1,0 +1,63 @@
+//! What the scheduler knows of the machines when it places: made from the nodes' records by whoever calls.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use crate::NodeId;
+
+/// The nodes of the swarm and what each offers. The order of `nodes` never matters to a decision.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Topology {
+    /// Every member, present or not.
+    pub nodes: Vec<NodeOffer>,
+}
+
+/// One node as placement sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeOffer {
+    /// The node.
+    pub id: NodeId,
+    /// Its name, for reports.
+    pub name: String,
+    /// It was heard lately and may be given work.
+    pub alive: bool,
+    /// Memory that it gives to shards, in bytes; 0 = none.
+    pub offered_bytes: u64,
+    /// Who it can open a data channel to by an address of its own network.
+    pub reach: Reach,
+}
+
+/// The nodes that a node has a direct address for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reach {
+    /// Everyone: the usual case, one LAN or one machine.
+    #[default]
+    All,
+    /// Only these.
+    Only(BTreeSet<NodeId>),
+}
+
+impl Reach {
+    /// Whether `node` is among them.
+    pub fn includes(&self, node: &NodeId) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(nodes) => nodes.contains(node),
+        }
+    }
+}
+
+impl NodeOffer {
+    /// Whether both nodes have an address for the other, or are the same node.
+    pub fn joins(&self, other: &Self) -> bool {
+        self.id == other.id || (self.reach.includes(&other.id) && other.reach.includes(&self.id))
+    }
+}
+
+impl Topology {
+    /// The node of this id.
+    pub fn node(&self, id: &NodeId) -> Option<&NodeOffer> {
+        self.nodes.iter().find(|node| node.id == *id)
+    }
+}
