@@ -1,0 +1,228 @@
+//! What the APIs ask of whoever generates text: the [`Generate`] trait and its words.
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+
+use crate::api::{InstanceState, Timestamp};
+
+/// Something that answers chat requests: in a node, the swarm.
+#[async_trait]
+pub trait Generate: Send + Sync + 'static {
+    /// Admits a request: returns once it is accepted (into a slot, or into the queue), or with the reason why not.
+    /// What can be known before (the model, the room in the queue, the length of the prompt) is an error here and
+    /// not a [`TokenEvent::Failed`], so that the client gets it with its own HTTP status.
+    async fn generate(&self, request: ChatRequest) -> Result<Generation, GenerateError>;
+
+    /// The instances that requests can name now.
+    async fn served(&self) -> Vec<ServedModel>;
+}
+
+/// A chat request in the one form that all dialects are turned into. It has been checked: messages are not empty,
+/// roles are `system`, `user` or `assistant`, numbers are finite and in their range.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChatRequest {
+    /// Random; the client sees it as `x-request-id` and in the answer's id. The request's name everywhere.
+    pub id: u128,
+    /// A served model's id, or an instance's.
+    pub model: String,
+    /// The conversation, oldest first; at least one message.
+    pub messages: Vec<ChatMessage>,
+    /// Tokens to generate at most; none: to the end of the context.
+    pub max_tokens: Option<u32>,
+    /// 0 is greedy; 0 to 2; none: the model's own default, else 1.
+    pub temperature: Option<f32>,
+    /// 0 to 1, 1 is off; none: the model's own default, else 1.
+    pub top_p: Option<f32>,
+    /// 0 is off; none: the model's own default, else off.
+    pub top_k: Option<u32>,
+    /// Makes sampling repeatable; none: a random one.
+    pub seed: Option<u64>,
+    /// Texts that end the answer; none is empty, at most [`crate::MAX_STOP_STRINGS`].
+    pub stop: Vec<String>,
+    /// Go on past the end of the turn.
+    pub ignore_eos: bool,
+    /// Answer with a [`Trace`].
+    pub trace: bool,
+}
+
+/// One message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatMessage {
+    /// `system`, `user` or `assistant`.
+    pub role: String,
+    /// Its text.
+    pub content: String,
+}
+
+/// An answer on its way. Dropping it cancels the work on every rank.
+#[derive(Debug)]
+pub struct Generation {
+    /// The instance that answers.
+    pub instance: String,
+    /// What happens, in order; ends after [`TokenEvent::Done`] or [`TokenEvent::Failed`]. The channel is bounded
+    /// and its sender never waits for a slow client: when it is full, the sender cancels the request.
+    pub events: mpsc::Receiver<TokenEvent>,
+}
+
+/// What happens to a request.
+#[derive(Debug)]
+pub enum TokenEvent {
+    /// It waits for a slot; so many are before it.
+    Queued {
+        /// 0 is the next.
+        position: u32,
+    },
+    /// It waits for the instance to load.
+    Loading {
+        /// Bytes loaded so far, all ranks together.
+        done_bytes: u64,
+        /// Bytes in all.
+        total_bytes: u64,
+    },
+    /// It has a slot and its prompt is being computed.
+    Started {
+        /// Tokens of the prompt.
+        prompt_tokens: u32,
+    },
+    /// One more token.
+    Token {
+        /// The text that it completes; empty when it ends within a character or a possible stop string.
+        text: String,
+        /// The token.
+        id: u32,
+    },
+    /// The answer is whole.
+    Done {
+        /// Why it ended.
+        finish_reason: FinishReason,
+        /// Tokens of the prompt.
+        prompt_tokens: u32,
+        /// Tokens generated.
+        completion_tokens: u32,
+        /// Present if the request asked for it.
+        trace: Option<Trace>,
+    },
+    /// The answer ends here, not whole.
+    Failed(GenerateError),
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model ended its turn, or a stop string came.
+    Stop,
+    /// `max_tokens` or the context was reached.
+    Length,
+}
+
+impl FinishReason {
+    /// OpenAI's word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+        }
+    }
+}
+
+/// What was computed, so that two runs can be compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trace {
+    /// The tokens generated.
+    pub tokens: Vec<u32>,
+    /// SHA-256 over the f32 logits of each sampled row, little endian, in order; lower-case hexadecimal.
+    pub logits_sha256: String,
+}
+
+/// An instance that requests can name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedModel {
+    /// The model's id.
+    pub model: String,
+    /// The instance's id.
+    pub instance: String,
+    /// How far it is.
+    pub state: InstanceState,
+    /// Tokens of context per slot.
+    pub context: Option<u32>,
+    /// When it was asked for.
+    pub created: Option<Timestamp>,
+}
+
+/// Why a request gets no answer, or no whole one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GenerateError {
+    /// Nobody serves it.
+    #[error("the model `{model}` is not served here; {}", served_text(.served, .model))]
+    ModelNotFound {
+        /// What was asked for.
+        model: String,
+        /// What is served.
+        served: Vec<String>,
+    },
+    /// The prompt does not fit the context.
+    #[error(
+        "the prompt has {prompt_tokens} tokens and the context holds {context}: shorten the messages, or serve \
+         the model with a longer context (`shoal serve --context N`)"
+    )]
+    ContextLengthExceeded {
+        /// Tokens of the prompt.
+        prompt_tokens: u32,
+        /// Tokens of context per slot.
+        context: u32,
+    },
+    /// The instance has no placement.
+    #[error("{text}")]
+    NoPlacement {
+        /// Which node lacks what, and the nearest change that would fit.
+        text: String,
+        /// When to try again.
+        retry_after_s: u32,
+    },
+    /// Too many wait already.
+    #[error("the queue of this model is full: try again in {retry_after_s} s")]
+    QueueFull {
+        /// When to try again.
+        retry_after_s: u32,
+    },
+    /// A node that computed the answer is gone.
+    #[error("{text}")]
+    NodeLost {
+        /// Which node, and what happens next.
+        text: String,
+        /// When to try again.
+        retry_after_s: u32,
+    },
+    /// The request asks for something that cannot be honoured.
+    #[error("{text}")]
+    Unsupported {
+        /// The request's field, such as `tools`.
+        param: String,
+        /// What cannot be honoured.
+        text: String,
+    },
+    /// The request makes no sense.
+    #[error("{text}")]
+    Invalid {
+        /// The request's field, where it is one field's fault.
+        param: Option<String>,
+        /// What is wrong with it.
+        text: String,
+    },
+    /// A fault of ours.
+    #[error("{text}")]
+    Internal {
+        /// What failed.
+        text: String,
+    },
+}
+
+/// Says what is served instead and how to serve what was asked for.
+fn served_text(served: &[String], model: &str) -> String {
+    let serve = format!("serve it with `shoal serve {model}`");
+    if served.is_empty() {
+        format!("nothing is served yet: {serve}")
+    } else {
+        format!("served are {}: use one of them, or {serve}", served.join(", "))
+    }
+}
