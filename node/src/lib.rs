@@ -1,1 +1,6 @@
 //! The Shoal agent: one inference machine out of the computers on a desk.
+
+pub mod data_dir;
+pub mod identity;
+pub mod local_proof;
+pub mod wire;
