@@ -7,6 +7,7 @@ pub mod desired;
 pub mod footprint;
 pub mod ids;
 pub mod placement;
+pub mod state;
 pub mod topology;
 
 pub use desired::{DEFAULT_SLOTS, Desired, Parallel, ParallelError, PlanRequest};
@@ -14,4 +15,5 @@ pub use footprint::Footprint;
 pub use ids::{Epoch, GroupId, IdError, InstanceId, NodeId, Stamp, Token, check_model_name};
 pub use placement::report::{Change, Nearest, NoPlacement, NoPlacementCode, NodeFit, NodeFitCode};
 pub use placement::{Placement, Stage};
+pub use state::{Absorb, Command, Member, Outcome, Refusal, State, Tombstone};
 pub use topology::{NodeOffer, Reach, Topology};
