@@ -4,8 +4,10 @@
 //! stage the embedding, on the last one the output head. [`step`] has the words in which the head of an instance
 //! tells every shard what to do; a shard carries them out in order and holds no policy of its own.
 
+pub mod gguf;
 pub mod sampling;
 pub mod step;
 
+pub use gguf::{GgufError, Metadata, ModelFile};
 pub use sampling::Sampling;
 pub use step::{MAX_RUN_TOKENS, Op, Request, Sampled, Step, Want};
