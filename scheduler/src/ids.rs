@@ -73,6 +73,11 @@ fn check_name(kind: &'static str, max: usize, text: &str) -> Result<(), IdError>
 pub struct NodeId(String);
 
 impl NodeId {
+    /// A node that is not there yet, for asking what one more would change. No peer id looks like it.
+    pub(crate) fn newcomer() -> Self {
+        Self("newcomer".to_owned())
+    }
+
     /// The id as text.
     pub fn as_str(&self) -> &str {
         &self.0

@@ -14,6 +14,9 @@ pub use desired::{DEFAULT_SLOTS, Desired, Parallel, ParallelError, PlanRequest};
 pub use footprint::Footprint;
 pub use ids::{Epoch, GroupId, IdError, InstanceId, NodeId, Stamp, Token, check_model_name};
 pub use placement::report::{Change, Nearest, NoPlacement, NoPlacementCode, NodeFit, NodeFitCode};
-pub use placement::{Placement, Stage};
+pub use placement::{
+    Alternative, DEFAULT_CONTEXT, LEAST_DEFAULT_CONTEXT, Needs, Placed, Placement, Preview, Stage, place,
+    preview,
+};
 pub use state::{Absorb, Command, Member, Outcome, Refusal, State, Tombstone};
 pub use topology::{NodeOffer, Reach, Topology};

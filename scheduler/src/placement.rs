@@ -1,12 +1,29 @@
-//! Who runs which layers.
+//! Who runs which layers: the rules by which a model is cut into stages and the stages are given to nodes.
+//!
+//! Memory is the hard limit on every rank. Candidates are the nodes that are there, offer memory and may be used, those
+//! with most memory free first; [`place`] takes the first 1, 2, 3... of them until the model fits (or exactly as many as
+//! `pipeline=N` says), and cuts the layers in proportion to what each can use. Each decision is a function of its
+//! arguments and of nothing else, and the order of nodes in the topology changes none.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Epoch, InstanceId, NodeId};
+use self::pool::Pool;
+use self::search::Shape;
+use crate::{Epoch, Footprint, InstanceId, NoPlacement, NodeId, PlanRequest, Topology};
 
+mod explain;
+mod pool;
+mod preview;
 pub mod report;
+mod search;
+mod split;
+#[cfg(test)]
+mod tests;
+
+pub use preview::{Alternative, Needs, Preview, preview};
+pub use search::{DEFAULT_CONTEXT, LEAST_DEFAULT_CONTEXT};
 
 /// Where one instance runs, under an epoch. Its head is the first rank of the first stage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,4 +79,57 @@ impl Stage {
     pub fn total_bytes(&self) -> u64 {
         self.weights_bytes.saturating_add(self.kv_bytes).saturating_add(self.scratch_bytes)
     }
+}
+
+/// The answer to a request that fits: a placement, but for instance and epoch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placed {
+    /// Tokens of context per slot.
+    pub context: u32,
+    /// Sequences served at a time.
+    pub slots: u16,
+    /// The stages in their order.
+    pub stages: Vec<Stage>,
+}
+
+impl Placed {
+    /// As a placement of `instance` under `epoch`.
+    pub fn under(self, instance: InstanceId, epoch: Epoch) -> Placement {
+        Placement { instance, epoch, context: self.context, slots: self.slots, stages: self.stages }
+    }
+}
+
+/// Finds a place for a model beside what runs already (`others`), or says why there is none.
+pub fn place(
+    topology: &Topology,
+    others: &[&Placement],
+    request: &PlanRequest,
+) -> Result<Placed, NoPlacement> {
+    let pool = Pool::new(topology, others, request);
+    if let Some(refusal) = explain::refusal(&pool, request) {
+        return Err(refusal);
+    }
+    match search::best(&pool, request) {
+        Some((context, shape)) => Ok(Placed {
+            context,
+            slots: request.slots,
+            stages: stages(&pool, &shape, &request.footprint, context, request.slots),
+        }),
+        None => Err(explain::no_placement(topology, others, &pool, request)),
+    }
+}
+
+/// The stages of a shape, with the bytes that each takes.
+fn stages(pool: &Pool<'_>, shape: &Shape, footprint: &Footprint, context: u32, slots: u16) -> Vec<Stage> {
+    let nodes = shape.members.iter().filter_map(|index| pool.candidates.get(*index));
+    let stage = |(candidate, layers): (&pool::Candidate<'_>, &Range<u32>)| Stage {
+        layers: layers.clone(),
+        ranks: vec![candidate.node.id.clone()],
+        weights_bytes: footprint.weights_bytes(layers),
+        kv_bytes: footprint
+            .kv_bytes_per_layer(context, slots)
+            .saturating_mul(u64::from(layers.end.saturating_sub(layers.start))),
+        scratch_bytes: footprint.scratch_bytes(context, slots),
+    };
+    nodes.zip(&shape.split.layers).map(stage).collect()
 }

@@ -20,10 +20,13 @@ pub struct NodeOffer {
     pub id: NodeId,
     /// Its name, for reports.
     pub name: String,
-    /// It was heard lately and may be given work.
+    /// It has not been judged gone and may be given work. A node that a new scheduler has yet to hear of is alive until
+    /// its silence has lasted, else each election would tear down what runs.
     pub alive: bool,
     /// Memory that it gives to shards, in bytes; 0 = none.
     pub offered_bytes: u64,
+    /// All the memory it has, in bytes, where that is known: no offer beyond it is suggested.
+    pub memory_bytes: Option<u64>,
     /// Who it can open a data channel to by an address of its own network.
     pub reach: Reach,
 }
