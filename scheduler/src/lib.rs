@@ -7,6 +7,7 @@ pub mod desired;
 pub mod footprint;
 pub mod ids;
 pub mod placement;
+pub mod planner;
 pub mod state;
 pub mod topology;
 
@@ -18,5 +19,6 @@ pub use placement::{
     Alternative, DEFAULT_CONTEXT, LEAST_DEFAULT_CONTEXT, Needs, Placed, Placement, Preview, Stage, place,
     preview,
 };
+pub use planner::plan;
 pub use state::{Absorb, Command, Member, Outcome, Refusal, State, Tombstone};
 pub use topology::{NodeOffer, Reach, Topology};
