@@ -1,0 +1,377 @@
+//! The values that options take: sizes, spans of time, addresses, names, interfaces.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+use libp2p::Multiaddr;
+use libp2p::multiaddr::Protocol;
+use serde::de::{self, Deserialize, Deserializer};
+
+/// Names of nodes and swarms are part of protocol names and page titles: long enough for a host name label.
+pub const MAX_NAME_BYTES: usize = 63;
+/// The longest span an option takes: a year. More is a typing error and would overflow instants.
+const MAX_SPAN: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// A number of bytes: an integer with an optional unit kB, MB, GB (powers of 1000) or KiB, MiB, GiB (of 1024).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let (number, unit) = text.split_at(digits);
+        let unit: u64 = match unit.trim() {
+            "" | "B" => 1,
+            "kB" | "KB" => 1000,
+            "MB" => 1000 * 1000,
+            "GB" => 1000 * 1000 * 1000,
+            "KiB" => 1 << 10,
+            "MiB" => 1 << 20,
+            "GiB" => 1 << 30,
+            other => return Err(format!("unit `{other}` is not one of kB MB GB KiB MiB GiB")),
+        };
+        let number: u64 =
+            number.parse().map_err(|_| format!("`{text}` is not a whole number of bytes, like 512MiB"))?;
+        number.checked_mul(unit).map(Bytes).ok_or_else(|| format!("`{text}` is more than 2^64 bytes"))
+    }
+}
+
+/// Shows bytes for people, in powers of 1000 and three digits: `98.4 MB`.
+pub fn show_bytes(bytes: u64) -> String {
+    let (unit, name) = match bytes {
+        0..1_000 => return format!("{bytes} B"),
+        1_000..1_000_000 => (1e3, "kB"),
+        1_000_000..1_000_000_000 => (1e6, "MB"),
+        _ => (1e9, "GB"),
+    };
+    let number = bytes as f64 / unit;
+    match number {
+        n if n < 9.995 => format!("{n:.2} {name}"),
+        n if n < 99.95 => format!("{n:.1} {name}"),
+        n => format!("{n:.0} {name}"),
+    }
+}
+
+/// A span of time: numbers with units `ms`, `s`, `m`, `h`, `d`, one after the other, like `10m` or `1h30m`; or `0`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span(pub Duration);
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not a duration like 90s, 10m or 1h30m");
+        let mut rest = text.trim();
+        if rest == "0" {
+            return Ok(Span(Duration::ZERO));
+        }
+        if rest.is_empty() {
+            return Err(wrong());
+        }
+        let mut total = Duration::ZERO;
+        while !rest.is_empty() {
+            let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+            let (number, tail) = rest.split_at(digits);
+            let letters = tail.len() - tail.trim_start_matches(|c: char| c.is_ascii_alphabetic()).len();
+            let (unit, tail) = tail.split_at(letters);
+            let number: u64 = number.parse().map_err(|_| wrong())?;
+            let millis: u64 = match unit {
+                "ms" => 1,
+                "s" => 1_000,
+                "m" | "min" => 60_000,
+                "h" => 3_600_000,
+                "d" => 86_400_000,
+                _ => return Err(wrong()),
+            };
+            let part = number.checked_mul(millis).map(Duration::from_millis).ok_or_else(wrong)?;
+            total = total.checked_add(part).ok_or_else(wrong)?;
+            rest = tail;
+        }
+        if total > MAX_SPAN {
+            return Err(format!("`{text}` is more than a year"));
+        }
+        Ok(Span(total))
+    }
+}
+
+/// Shows a span for people: `0.42 s`, `1 min 05 s`.
+pub fn show_span(span: Duration) -> String {
+    let seconds = span.as_secs_f64();
+    match seconds {
+        s if s < 9.995 => format!("{s:.2} s"),
+        s if s < 59.95 => format!("{s:.1} s"),
+        s => format!("{} min {:02} s", s as u64 / 60, s as u64 % 60),
+    }
+}
+
+/// The address of another node: a multiaddr, or IP:PORT for TCP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerAddr(pub Multiaddr);
+
+impl FromStr for PeerAddr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(address) = text.parse::<SocketAddr>() {
+            let multi = Multiaddr::from(address.ip()).with(Protocol::Tcp(address.port()));
+            return Ok(PeerAddr(multi));
+        }
+        match text.parse::<Multiaddr>() {
+            Ok(multi) if multi.iter().any(|p| matches!(p, Protocol::Tcp(_))) => Ok(PeerAddr(multi)),
+            _ => Err(format!("`{text}` is neither IP:PORT nor a multiaddr like /ip4/192.168.1.7/tcp/7710")),
+        }
+    }
+}
+
+/// The name of a node or a swarm: 1 to 63 bytes of letters, digits, `.`, `_`, `-` (a node's also spaces and others).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwarmName(pub String);
+
+impl FromStr for SwarmName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let fits = (1..=MAX_NAME_BYTES).contains(&text.len());
+        if fits && text.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c)) {
+            return Ok(SwarmName(text.to_owned()));
+        }
+        Err(format!("`{text}` is not 1 to {MAX_NAME_BYTES} of letters, digits, `.`, `_` and `-`"))
+    }
+}
+
+/// What a node is called on pages and in tables: 1 to 63 bytes without control characters, no comma.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeName(pub String);
+
+impl FromStr for NodeName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let fits = (1..=MAX_NAME_BYTES).contains(&text.len());
+        if fits && !text.chars().any(|c| c.is_control() || c == ',') {
+            return Ok(NodeName(text.to_owned()));
+        }
+        Err(format!("a node's name has 1 to {MAX_NAME_BYTES} bytes, no comma and no control character"))
+    }
+}
+
+/// What kind of wire an interface is, where the user declares it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InterfaceKind {
+    /// A Thunderbolt cable's network interface.
+    Thunderbolt,
+    /// Wired Ethernet, or what stands for it in a test bed.
+    Ethernet,
+    /// Wireless.
+    Wifi,
+    /// A bridge, tunnel or container interface.
+    Virtual,
+}
+
+impl FromStr for InterfaceKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "thunderbolt" => Ok(InterfaceKind::Thunderbolt),
+            "ethernet" => Ok(InterfaceKind::Ethernet),
+            "wifi" => Ok(InterfaceKind::Wifi),
+            "virtual" => Ok(InterfaceKind::Virtual),
+            _ => Err(format!("kind `{text}` is not one of thunderbolt, ethernet, wifi, virtual")),
+        }
+    }
+}
+
+impl fmt::Display for InterfaceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            InterfaceKind::Thunderbolt => "thunderbolt",
+            InterfaceKind::Ethernet => "ethernet",
+            InterfaceKind::Wifi => "wifi",
+            InterfaceKind::Virtual => "virtual",
+        })
+    }
+}
+
+/// An interface that the user allows for data: `NAME`, or `NAME=KIND` to declare what it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterfaceRule {
+    /// The system's name of it, like `en5` or `eth0`.
+    pub name: String,
+    /// What it is, if declared.
+    pub kind: Option<InterfaceKind>,
+}
+
+impl FromStr for InterfaceRule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, kind) = match text.split_once('=') {
+            Some((name, kind)) => (name, Some(kind.parse()?)),
+            None => (text, None),
+        };
+        if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_whitespace) {
+            return Err(format!("`{text}` is not NAME or NAME=KIND"));
+        }
+        Ok(InterfaceRule { name: name.to_owned(), kind })
+    }
+}
+
+/// Whether tensors may travel by RDMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RdmaMode {
+    /// Where it is there and faster than TCP.
+    Auto,
+    /// Never.
+    Never,
+}
+
+impl FromStr for RdmaMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(RdmaMode::Auto),
+            "never" => Ok(RdmaMode::Never),
+            "always" => Err("this version has no RDMA carrier yet, so `always` cannot be kept".to_owned()),
+            _ => Err(format!("`{text}` is not one of auto, always, never")),
+        }
+    }
+}
+
+/// Reads a value of `node.toml` through the parser of the flag of the same name, from a string, an integer or a
+/// boolean, so that both take the same spellings.
+pub(super) fn one<'de, D: Deserializer<'de>, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    T: FromStr<Err: fmt::Display>,
+{
+    let value = Scalar::deserialize(deserializer)?;
+    value.0.parse().map(Some).map_err(de::Error::custom)
+}
+
+/// The same for a flag that may be given several times: one value or a list.
+pub(super) fn many<'de, D: Deserializer<'de>, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    T: FromStr<Err: fmt::Display>,
+{
+    #[derive(serde::Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMany {
+        One(Scalar),
+        Many(Vec<Scalar>),
+    }
+    let values = match OneOrMany::deserialize(deserializer)? {
+        OneOrMany::One(value) => vec![value],
+        OneOrMany::Many(values) => values,
+    };
+    values.iter().map(|value| value.0.parse().map_err(de::Error::custom)).collect()
+}
+
+/// A TOML string, integer or boolean, as the text that the flag's parser takes.
+struct Scalar(String);
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Scalar;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string, an integer or a boolean")
+            }
+            fn visit_str<E>(self, text: &str) -> Result<Scalar, E> {
+                Ok(Scalar(text.to_owned()))
+            }
+            fn visit_i64<E>(self, number: i64) -> Result<Scalar, E> {
+                Ok(Scalar(number.to_string()))
+            }
+            fn visit_u64<E>(self, number: u64) -> Result<Scalar, E> {
+                Ok(Scalar(number.to_string()))
+            }
+            fn visit_bool<E>(self, yes: bool) -> Result<Scalar, E> {
+                Ok(Scalar(yes.to_string()))
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_take_both_families_of_units() {
+        let bytes = |text: &str| text.parse::<Bytes>().map(|b| b.0);
+        assert_eq!(bytes("0"), Ok(0));
+        assert_eq!(bytes("123"), Ok(123));
+        assert_eq!(bytes("2kB"), Ok(2_000));
+        assert_eq!(bytes("45MB"), Ok(45_000_000));
+        assert_eq!(bytes("3 GB"), Ok(3_000_000_000));
+        assert_eq!(bytes("2KiB"), Ok(2_048));
+        assert_eq!(bytes("45MiB"), Ok(45 << 20));
+        assert_eq!(bytes("3GiB"), Ok(3 << 30));
+        for wrong in ["", "MB", "-1", "1.5GB", "4 parsecs", "99999999999GiB", "1e9", "0x10"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_shown_with_three_digits() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (98_362_432, "98.4 MB"),
+            (2_000_000, "2.00 MB"),
+            (123_456_789_012, "123 GB"),
+        ] {
+            assert_eq!(show_bytes(bytes), text);
+        }
+    }
+
+    #[test]
+    fn spans_add_up() {
+        let span = |text: &str| text.parse::<Span>().map(|s| s.0.as_millis());
+        assert_eq!(span("0"), Ok(0));
+        assert_eq!(span("250ms"), Ok(250));
+        assert_eq!(span("10m"), Ok(600_000));
+        assert_eq!(span("1h30m"), Ok(5_400_000));
+        for wrong in ["", "10", "m", "10 m", "-3s", "1y", "99999999999999d", "400d"] {
+            assert!(span(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_peer_is_an_address_or_a_multiaddr() {
+        let peer = |text: &str| text.parse::<PeerAddr>().map(|p| p.0.to_string());
+        assert_eq!(peer("10.0.0.7:7710").unwrap(), "/ip4/10.0.0.7/tcp/7710");
+        assert_eq!(peer("[fe80::1]:7710").unwrap(), "/ip6/fe80::1/tcp/7710");
+        assert_eq!(peer("/dns4/mac.local/tcp/7710").unwrap(), "/dns4/mac.local/tcp/7710");
+        for wrong in ["", "mac", "10.0.0.7", "/ip4/10.0.0.7/udp/1", "http://10.0.0.7:1"] {
+            assert!(peer(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn names_are_bounded() {
+        assert!("default".parse::<SwarmName>().is_ok());
+        for wrong in ["", "a/b", "a b", &"x".repeat(64)] {
+            assert!(wrong.parse::<SwarmName>().is_err(), "{wrong}");
+        }
+        assert_eq!("Ann's Mac".parse::<NodeName>().unwrap().0, "Ann's Mac");
+        assert!("a,b".parse::<NodeName>().is_err() && "a\nb".parse::<NodeName>().is_err());
+    }
+
+    #[test]
+    fn an_interface_may_be_declared() {
+        let rule: InterfaceRule = "eth0=ethernet".parse().unwrap();
+        assert_eq!(rule, InterfaceRule { name: "eth0".into(), kind: Some(InterfaceKind::Ethernet) });
+        assert!("eth0=carrier-pigeon".parse::<InterfaceRule>().is_err());
+        assert!("=ethernet".parse::<InterfaceRule>().is_err());
+    }
+}
