@@ -12,7 +12,7 @@ use crate::api::{
 /// The swarm, as seen and commanded from one node.
 #[async_trait]
 pub trait SwarmView: Send + Sync + 'static {
-    /// The swarm now. Called at most twice a second for all readers of events together.
+    /// The swarm now. Must be cheap: called for each request, and up to twice a second for each reader of events.
     fn swarm(&self) -> Swarm;
 
     /// Changes whenever [`SwarmView::swarm`] would show something new (times alone do not count); the value is

@@ -55,10 +55,20 @@ pub struct ApiError {
 pub enum ErrorKind {
     /// The request makes no sense: 400.
     Invalid,
+    /// The request comes from where it may not: 403.
+    Forbidden,
     /// What was named is not there: 404.
     NotFound,
+    /// The path exists and takes another method: 405.
+    WrongMethod,
+    /// The request took too long to arrive: 408.
+    TooSlow,
     /// The request makes sense and cannot be done as things are: 409.
     Conflict,
+    /// The body is larger than allowed: 413.
+    TooLarge,
+    /// The body is not JSON, or does not say so: 415.
+    WrongContentType,
     /// Too much asked at once: 429.
     Busy,
     /// Not now: 503.
@@ -72,8 +82,13 @@ impl ErrorKind {
     pub fn status(self) -> u16 {
         match self {
             ErrorKind::Invalid => 400,
+            ErrorKind::Forbidden => 403,
             ErrorKind::NotFound => 404,
+            ErrorKind::WrongMethod => 405,
+            ErrorKind::TooSlow => 408,
             ErrorKind::Conflict => 409,
+            ErrorKind::TooLarge => 413,
+            ErrorKind::WrongContentType => 415,
             ErrorKind::Busy => 429,
             ErrorKind::Unavailable => 503,
             ErrorKind::Internal => 500,

@@ -1,0 +1,80 @@
+//! Reading a request's JSON body, within bounds.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use axum::http::header::CONTENT_LENGTH;
+use axum::response::Response;
+use futures::StreamExt;
+use serde::de::DeserializeOwned;
+
+use crate::api::{ApiError, ErrorKind};
+use crate::gate;
+
+/// The largest body a request may have.
+pub const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;
+
+/// What is read (and thrown away) of a body that is too large, so that its sender gets to read the answer instead
+/// of a reset connection. A client that sends more than this is cut off.
+const MAX_DRAINED_BYTES: usize = 4 * MAX_BODY_BYTES;
+
+/// How long a client may take to send its body.
+const BODY_DEADLINE: Duration = Duration::from_secs(60);
+
+/// A body that is a JSON document of type `T`. Its refusals have the shape that the path's clients read.
+pub(crate) struct Json<T>(pub T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequest<S> for Json<T> {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Response> {
+        let path = request.uri().path().to_owned();
+        let read = tokio::time::timeout(BODY_DEADLINE, read(request));
+        let body = match read.await {
+            Ok(Ok(body)) => body,
+            Ok(Err(error)) => return Err(gate::refuse(&path, &error)),
+            Err(_) => {
+                let message = format!("the body did not arrive within {} s", BODY_DEADLINE.as_secs());
+                let error = ApiError::new(ErrorKind::TooSlow, "request_timeout", message);
+                return Err(gate::refuse(&path, &error));
+            }
+        };
+        serde_json::from_slice(&body).map(Json).map_err(|error| {
+            let (code, what) = if error.is_data() {
+                ("invalid_type", "has a wrong field")
+            } else {
+                ("invalid_json", "is not JSON")
+            };
+            let error = ApiError::new(ErrorKind::Invalid, code, format!("the body {what}: {error}"));
+            gate::refuse(&path, &error)
+        })
+    }
+}
+
+async fn read(request: Request<Body>) -> Result<Vec<u8>, ApiError> {
+    let announced = request
+        .headers()
+        .get(CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse::<usize>().ok())
+        .unwrap_or_default();
+    let mut body = Vec::with_capacity(announced.min(64 * 1024));
+    let mut total = 0;
+    let mut chunks = request.into_body().into_data_stream();
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|error| {
+            ApiError::new(ErrorKind::Invalid, "broken_body", format!("the body broke off: {error}"))
+        })?;
+        total += chunk.len();
+        if total <= MAX_BODY_BYTES {
+            body.extend_from_slice(&chunk);
+        } else if total > MAX_DRAINED_BYTES {
+            break;
+        }
+    }
+    if total <= MAX_BODY_BYTES {
+        return Ok(body);
+    }
+    let message = format!("the body is larger than {} MiB", MAX_BODY_BYTES / (1024 * 1024));
+    Err(ApiError::new(ErrorKind::TooLarge, "body_too_large", message))
+}

@@ -1,0 +1,48 @@
+//! `/v1`: the API of OpenAI's clients, as far as Shoal has it: chat completions and models.
+//!
+//! What is here follows what the official clients send and read. The rules for requests are in [`request`], the JSON
+//! of answers in [`answer`], the order of events in [`stream`].
+
+mod answer;
+mod error;
+mod fields;
+mod models;
+mod request;
+mod stream;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+
+pub(crate) use error::OpenAiError;
+pub(crate) use models::{model, models};
+pub use request::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
+pub use stream::KEEP_ALIVE;
+
+use crate::api::Timestamp;
+use crate::body::Json;
+use crate::gate::RequestId;
+use crate::router::Shared;
+use answer::Envelope;
+
+/// `POST /v1/chat/completions`.
+pub(crate) async fn chat(
+    State(shared): State<Shared>,
+    Extension(id): Extension<RequestId>,
+    Json(body): Json<Value>,
+) -> Result<Response, OpenAiError> {
+    let request::Parsed { request, stream, include_usage } = request::parse(id, body)?;
+    let envelope = Envelope {
+        id: format!("chatcmpl-{}", id.hex()),
+        created: Timestamp::now().unix_s(),
+        model: request.model.clone(),
+    };
+    let generation = shared.generate.generate(request).await?;
+    tracing::debug!(request = %id.hex(), instance = %generation.instance, "admitted");
+    if stream {
+        Ok(stream::respond(generation, envelope, include_usage))
+    } else {
+        Ok(axum::Json(answer::whole(generation, envelope).await?).into_response())
+    }
+}
