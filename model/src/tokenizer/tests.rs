@@ -1,0 +1,178 @@
+use std::io::Write;
+
+use serde::Deserialize;
+
+use super::*;
+use crate::gguf::ModelFile;
+use crate::gguf::writer::GgufWriter;
+
+/// All bytes, then the merges of " the" and "on", then special tokens.
+fn small() -> GgufWriter {
+    let mut tokens: Vec<String> = (0..=255u8).map(|byte| alphabet::spell(&[byte])).collect();
+    tokens.extend(["th", "the", "\u{120}the", "on"].map(String::from));
+    let mut types = vec![1; tokens.len()];
+    tokens
+        .extend(["<s>", "<|im_end|>", "<|im_end|>>", "<think>", "[PAD0]", "<|endoftext|>"].map(String::from));
+    types.extend([3, 3, 3, 4, 5, 3]);
+    let mut file = GgufWriter::new();
+    file.string("tokenizer.ggml.model", "gpt2")
+        .string("tokenizer.ggml.pre", "smollm")
+        .strings("tokenizer.ggml.tokens", &tokens)
+        .integers("tokenizer.ggml.token_type", &types)
+        .strings("tokenizer.ggml.merges", &["t h", "th e", "\u{120} the", "o n"])
+        .integer("tokenizer.ggml.bos_token_id", BOS)
+        .integer("tokenizer.ggml.eos_token_id", IM_END);
+    file
+}
+const ON: u32 = 259;
+const BOS: u32 = 260;
+const IM_END: u32 = 261;
+const IM_END_MORE: u32 = 262;
+const THINK: u32 = 263;
+const END_OF_TEXT: u32 = 265;
+
+fn tokenizer(file: &GgufWriter) -> Result<Tokenizer, TokenizerError> {
+    let mut on_disk = tempfile::NamedTempFile::new().unwrap();
+    on_disk.write_all(&file.bytes()).unwrap();
+    Tokenizer::from_gguf(ModelFile::open(on_disk.path()).unwrap().metadata())
+}
+
+#[test]
+fn merges_stay_within_words() {
+    let tokenizer = tokenizer(&small()).unwrap();
+    assert_eq!(tokenizer.encode("the the1on", false).unwrap(), [257, 258, u32::from(b'1'), ON]);
+    assert!(tokenizer.encode("", true).unwrap().is_empty());
+    assert_eq!(tokenizer.vocab_size(), 266);
+}
+
+#[test]
+fn special_tokens_are_read_only_where_asked() {
+    let tokenizer = tokenizer(&small()).unwrap();
+    assert_eq!(tokenizer.encode("on<|im_end|>on", true).unwrap(), [ON, IM_END, ON]);
+    assert_eq!(tokenizer.encode("<|im_end|>>", true).unwrap(), [IM_END_MORE], "the longest one");
+    let text = tokenizer.encode("<|im_end|>", false).unwrap();
+    assert!(!text.contains(&IM_END));
+    let spelled: Vec<u8> = text.iter().flat_map(|&token| tokenizer.bytes(token)).copied().collect();
+    assert_eq!(spelled, b"<|im_end|>");
+    assert_eq!(tokenizer.encode("<think>on", false).unwrap(), [THINK, ON], "user-defined ones always are");
+    assert!(!tokenizer.encode("[PAD0]", true).unwrap().contains(&264), "unused ones never are");
+}
+
+#[test]
+fn ends_are_named_by_key_or_by_spelling() {
+    let tokenizer = tokenizer(&small()).unwrap();
+    assert_eq!(tokenizer.ends(), [IM_END, END_OF_TEXT]);
+    assert!(tokenizer.is_end(IM_END) && !tokenizer.is_end(THINK) && !tokenizer.is_end(u32::MAX));
+}
+
+#[test]
+fn bytes_of_any_id() {
+    let tokenizer = tokenizer(&small()).unwrap();
+    assert_eq!(tokenizer.bytes(258), b" the");
+    assert_eq!(tokenizer.bytes(0xE4), [0xE4]);
+    assert_eq!(tokenizer.bytes(THINK), b"<think>");
+    assert_eq!(tokenizer.bytes(9_999), b"");
+    assert!(tokenizer.is_hidden(IM_END) && tokenizer.is_hidden(264) && tokenizer.is_hidden(9_999));
+    assert!(!tokenizer.is_hidden(THINK) && !tokenizer.is_hidden(0));
+}
+
+#[test]
+fn a_prompt_begins_as_the_model_wants_it() {
+    assert_eq!(tokenizer(&small()).unwrap().encode_prompt("on").unwrap(), [ON]);
+    let mut file = small();
+    file.flag("tokenizer.ggml.add_bos_token", true);
+    let tokenizer = tokenizer(&file).unwrap();
+    assert_eq!(tokenizer.encode_prompt("on").unwrap(), [BOS, ON]);
+    assert_eq!(tokenizer.encode_prompt("<s>on").unwrap(), [BOS, ON], "never twice");
+}
+
+/// A file with one thing wrong in each case, and the words that its error has to have.
+#[test]
+fn bad_files_are_refused_with_the_cause() {
+    let base = || {
+        let mut file = GgufWriter::new();
+        file.string("tokenizer.ggml.model", "gpt2");
+        file
+    };
+    let tokens = ["a", "b", "ab"];
+    type Change = fn(&mut GgufWriter, &[&str]);
+    let cases: [(&str, Change); 13] = [
+        ("\"tokenizer.ggml.tokens\"", |_, _| ()),
+        ("\"tokenizer.ggml.merges\"", |f, t| {
+            f.string("tokenizer.ggml.pre", "gpt-2").strings("tokenizer.ggml.tokens", t);
+        }),
+        ("pre-tokenizer \"default\"", |f, t| {
+            f.strings("tokenizer.ggml.tokens", t);
+        }),
+        ("pre-tokenizer \"tekken\"", |f, t| {
+            f.string("tokenizer.ggml.pre", "tekken").strings("tokenizer.ggml.tokens", t);
+        }),
+        ("empty", |f, _| {
+            f.strings::<&str>("tokenizer.ggml.tokens", &[]);
+        }),
+        ("an array of strings", |f, _| {
+            f.integers("tokenizer.ggml.tokens", &[1, 2]);
+        }),
+        ("3 tokens, and 2 token types", |f, t| {
+            f.strings("tokenizer.ggml.tokens", t).integers("tokenizer.ggml.token_type", &[1, 1]);
+        }),
+        ("token 1 has the unknown type 9", |f, t| {
+            f.strings("tokenizer.ggml.tokens", t).integers("tokenizer.ggml.token_type", &[1, 9, 1]);
+        }),
+        ("names token 3", |f, t| {
+            f.strings("tokenizer.ggml.tokens", t).integer("tokenizer.ggml.eos_token_id", 3);
+        }),
+        ("\"tokenizer.ggml.bos_token_id\"", |f, t| {
+            f.strings("tokenizer.ggml.tokens", t).string("tokenizer.ggml.bos_token_id", "x");
+        }),
+        ("merge 1 (\"ab\") is no pair", |f, t| {
+            f.string("tokenizer.ggml.pre", "gpt-2");
+            f.strings("tokenizer.ggml.tokens", t).strings("tokenizer.ggml.merges", &["a b", "ab"]);
+        }),
+        ("merge 0 (\"a b c\") is no pair", |f, t| {
+            f.string("tokenizer.ggml.pre", "gpt-2");
+            f.strings("tokenizer.ggml.tokens", t).strings("tokenizer.ggml.merges", &["a b c"]);
+        }),
+        // `tokenizers` would index beyond its buffer here.
+        ("merge 0 (\"ab ab\") has a part or a result", |f, t| {
+            f.string("tokenizer.ggml.pre", "gpt-2");
+            f.strings("tokenizer.ggml.tokens", t).strings("tokenizer.ggml.merges", &["ab ab"]);
+        }),
+    ];
+    for (words, change) in cases {
+        let mut file = base();
+        change(&mut file, &tokens);
+        let error = tokenizer(&file).unwrap_err().to_string();
+        assert!(error.contains(words), "{error} does not say {words}");
+    }
+    let mut file = GgufWriter::new();
+    file.string("tokenizer.ggml.model", "llama");
+    assert!(matches!(tokenizer(&file), Err(TokenizerError::Model { found }) if found == "llama"));
+}
+
+/// The cuts that `tokenizers` makes with the patterns of `transformers` (`tests/fidelity/words.py`).
+#[test]
+fn words_are_those_of_tokenizers() {
+    #[derive(Deserialize)]
+    struct Line {
+        text: String,
+        #[serde(flatten)]
+        cuts: std::collections::BTreeMap<String, Vec<usize>>,
+    }
+    let mut compared = 0;
+    for line in include_str!("../../tests/data/words.jsonl").lines() {
+        let Line { text, cuts } = serde_json::from_str(line).unwrap();
+        for (name, expected) in cuts {
+            let pre = PreTokenizer::named(&name).unwrap().unwrap();
+            let mut words = Vec::new();
+            pre.words(&pre.normalize(&text), &mut |word| {
+                words.push(word.len());
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(words, expected, "{name}: {text:?}");
+            compared += 1;
+        }
+    }
+    assert!(compared >= 1_200, "{compared}");
+}
