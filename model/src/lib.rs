@@ -7,9 +7,11 @@
 pub mod gguf;
 pub mod sampling;
 pub mod step;
+pub mod template;
 pub mod tokenizer;
 
 pub use gguf::{GgufError, Metadata, ModelFile};
 pub use sampling::Sampling;
 pub use step::{MAX_RUN_TOKENS, Op, Request, Sampled, Step, Want};
+pub use template::{ChatTemplate, Message};
 pub use tokenizer::Tokenizer;
