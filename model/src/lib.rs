@@ -8,10 +8,12 @@ pub mod gguf;
 pub mod sampling;
 pub mod step;
 pub mod template;
+pub mod text;
 pub mod tokenizer;
 
 pub use gguf::{GgufError, Metadata, ModelFile};
 pub use sampling::Sampling;
 pub use step::{MAX_RUN_TOKENS, Op, Request, Sampled, Step, Want};
 pub use template::{ChatTemplate, Message};
+pub use text::{Piece, TextStream};
 pub use tokenizer::Tokenizer;
