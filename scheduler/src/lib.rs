@@ -3,6 +3,7 @@
 //! Decisions are functions here: what is known goes in, what is to be done comes out. Nothing but `consensus` opens a
 //! connection, reads a clock or draws a random number, and even it does so only through what it is given.
 
+pub mod consensus;
 pub mod desired;
 pub mod footprint;
 pub mod ids;
@@ -11,6 +12,7 @@ pub mod planner;
 pub mod state;
 pub mod topology;
 
+pub use consensus::{Consensus, View};
 pub use desired::{DEFAULT_SLOTS, Desired, Parallel, ParallelError, PlanRequest};
 pub use footprint::Footprint;
 pub use ids::{Epoch, GroupId, IdError, InstanceId, NodeId, Stamp, Token, check_model_name};

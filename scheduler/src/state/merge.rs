@@ -32,6 +32,14 @@ impl State {
         true
     }
 
+    /// Both states as one, to go on from where no group of either is left: `self` counts as the greater.
+    pub(crate) fn joined_with(&self, other: &State) -> State {
+        let mut joined = self.clone();
+        let alive = self.placements.values().flat_map(|placement| placement.nodes().cloned()).collect();
+        joined.absorb(&Absorb { state: Box::new(other.clone()), obeyed: 0, alive });
+        joined
+    }
+
     fn merge_members(&mut self, other: &State) {
         let mut entries = self.entries();
         for (node, theirs) in other.entries() {

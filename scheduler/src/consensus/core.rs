@@ -1,0 +1,548 @@
+//! What a node knows of its place in a group and of the others, and its answers to their messages.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use openraft::RaftMetrics;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use super::group::{Ground, Group};
+use super::network::{Message, RaftCall, Yield};
+use super::raft::RaftNode;
+use super::rules::{self, Weight};
+use super::store::{get, put};
+use super::{Beat, Config, Gone, Network, NotObeyed, Role, StartError, Store, StoreError, View, lock};
+use crate::state::MAX_MEMBERS;
+use crate::{Absorb, Command, GroupId, NodeId, Stamp, State, Token};
+
+/// Key of the highest token obeyed.
+const FENCE: &str = "fence";
+
+/// Most nodes whose beats are remembered: members, and those about to be.
+const MAX_PEERS: usize = 2 * MAX_MEMBERS;
+
+/// Raft's account of itself.
+pub(super) type Metrics = RaftMetrics<u64, RaftNode>;
+
+/// Everything that the tasks of one node share.
+pub(super) struct Core {
+    pub(super) config: Config,
+    pub(super) ground: Ground,
+    place: Mutex<Place>,
+    /// Held while the place changes: one change at a time.
+    moving: tokio::sync::Mutex<()>,
+    peers: Mutex<BTreeMap<NodeId, Peer>>,
+    fence: tokio::sync::Mutex<()>,
+    obeyed: Mutex<Token>,
+    outranked: Mutex<Token>,
+    /// A `Yield` is out: until it is answered, no other is accepted.
+    pub(super) yielding: std::sync::atomic::AtomicBool,
+    view: watch::Sender<Arc<View>>,
+}
+
+/// Where a node stands.
+#[derive(Clone)]
+pub(super) enum Place {
+    /// In a group.
+    In(Arc<Group>),
+    /// Between two groups, until a leader takes it in. Its old group is still on disk.
+    Waiting(Arc<Waiting>),
+    /// Stopped.
+    Stopped,
+}
+
+/// A node between two groups.
+pub(super) struct Waiting {
+    pub(super) since: Instant,
+    /// What it knew when it left: what it begins anew from if nobody takes it in.
+    pub(super) state: State,
+}
+
+/// Another node, as last heard.
+#[derive(Clone)]
+pub(super) struct Peer {
+    pub(super) beat: Beat,
+    pub(super) heard: Instant,
+    pub(super) gone: Option<Gone>,
+}
+
+impl Peer {
+    /// Whether it sits in this group under this id.
+    pub(super) fn sits(&self, group: GroupId, raft_id: u64) -> bool {
+        self.beat.raft_id == raft_id && self.beat.group == group
+    }
+
+    /// What its group weighs, if it leads one.
+    pub(super) fn weight(&self) -> Weight {
+        (self.beat.size, self.beat.number, self.beat.group)
+    }
+}
+
+/// What a node is in its group at a moment.
+pub(super) struct Standing {
+    pub(super) metrics: Metrics,
+    /// It leads, and a quorum has acknowledged it lately.
+    pub(super) leads: bool,
+    /// Whom it follows, if heard lately; itself if it leads.
+    pub(super) leader: Option<NodeId>,
+}
+
+impl Standing {
+    /// The node of a Raft id.
+    pub(super) fn node(&self, raft_id: u64) -> Option<&NodeId> {
+        self.metrics.membership_config.membership().get_node(&raft_id).and_then(|raft| raft.node.as_ref())
+    }
+
+    /// Every Raft id of the group with its node.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = (u64, &NodeId)> {
+        let nodes = self.metrics.membership_config.membership().nodes();
+        nodes.filter_map(|(raft_id, raft)| raft.node.as_ref().map(|node| (*raft_id, node)))
+    }
+}
+
+impl Core {
+    pub(super) async fn start(
+        config: Config,
+        network: Arc<dyn Network>,
+        store: Arc<dyn Store>,
+    ) -> Result<Arc<Self>, StartError> {
+        let ground = Ground {
+            node: config.node.clone(),
+            timing: config.timing,
+            network,
+            store,
+            wake: Arc::new(Notify::new()),
+        };
+        let obeyed = get::<Token>(&*ground.store, FENCE).await?.unwrap_or_default();
+        let place = match Group::find(&ground).await? {
+            Some(group) => Place::In(Arc::new(group)),
+            None => {
+                let mut state = State::founded_by(&config.node, &config.name);
+                state.group = new_group(&config);
+                if obeyed != Token::default() {
+                    state.number = obeyed.number.saturating_add(1);
+                }
+                Place::In(Arc::new(Group::found(&ground, state).await?))
+            }
+        };
+        let empty = View {
+            state: Arc::default(),
+            group: GroupId::default(),
+            number: 0,
+            term: 0,
+            leader: None,
+            role: Role::Learner,
+            voters: Vec::new(),
+            token: Token::default(),
+            commands: false,
+        };
+        let core = Arc::new(Self {
+            config,
+            ground,
+            place: Mutex::new(place),
+            moving: tokio::sync::Mutex::default(),
+            peers: Mutex::default(),
+            fence: tokio::sync::Mutex::default(),
+            obeyed: Mutex::new(obeyed),
+            outranked: Mutex::default(),
+            yielding: std::sync::atomic::AtomicBool::new(false),
+            view: watch::Sender::new(Arc::new(empty)),
+        });
+        core.publish();
+        Ok(core)
+    }
+
+    pub(super) fn me(&self) -> &NodeId {
+        &self.config.node
+    }
+
+    pub(super) fn place(&self) -> Place {
+        lock(&self.place).clone()
+    }
+
+    /// Whether the node is still in this very group.
+    pub(super) fn is_in(&self, group: &Arc<Group>) -> bool {
+        matches!(&*lock(&self.place), Place::In(now) if Arc::ptr_eq(now, group))
+    }
+
+    /// A random pause between `from` and twice that.
+    pub(super) fn pause(&self, from: Duration) -> Duration {
+        let millis = u64::try_from(from.as_millis()).unwrap_or(u64::MAX).max(1);
+        from + Duration::from_millis((self.config.random)() % millis)
+    }
+
+    // ---- the others -------------------------------------------------------------------------------------------------
+
+    pub(super) fn heard(&self, from: &NodeId, beat: Beat) {
+        if from == self.me() {
+            return;
+        }
+        let mut peers = lock(&self.peers);
+        if peers.len() >= MAX_PEERS && !peers.contains_key(from) {
+            let oldest = peers.iter().min_by_key(|(_, peer)| peer.heard).map(|(node, _)| node.clone());
+            oldest.and_then(|oldest| peers.remove(&oldest));
+        }
+        peers.insert(from.clone(), Peer { beat, heard: Instant::now(), gone: None });
+    }
+
+    pub(super) fn gone(&self, node: &NodeId, how: Gone) {
+        if let Some(peer) = lock(&self.peers).get_mut(node) {
+            peer.gone = Some(how);
+        }
+        self.ground.wake.notify_one();
+    }
+
+    pub(super) fn peer(&self, node: &NodeId) -> Option<Peer> {
+        lock(&self.peers).get(node).cloned()
+    }
+
+    /// The nodes heard lately, without those that `state` says were removed from the swarm.
+    pub(super) fn fresh(&self, state: &State) -> BTreeMap<NodeId, Peer> {
+        let now = Instant::now();
+        let fresh = |peer: &Peer| peer.gone.is_none() && now - peer.heard <= self.config.timing.fresh;
+        let peers = lock(&self.peers);
+        let here = peers.iter().filter(|(node, peer)| fresh(peer) && !state.removed.contains_key(*node));
+        here.map(|(node, peer)| (node.clone(), peer.clone())).collect()
+    }
+
+    // ---- this node --------------------------------------------------------------------------------------------------
+
+    pub(super) fn standing(&self, group: &Group) -> Standing {
+        let metrics = group.metrics();
+        // An acknowledgement lasts as long as the lease that it renews.
+        let leads = Group::quorum_age(&metrics).is_some_and(|age| age <= self.config.timing.election_max);
+        let mut standing = Standing { metrics, leads, leader: None };
+        if leads {
+            standing.leader = Some(self.me().clone());
+        } else if Instant::now() - group.contact() <= self.config.timing.fresh
+            && let Some(raft_id) = standing.metrics.current_leader.filter(|id| *id != group.raft_id)
+            && let Some(node) = standing.node(raft_id)
+            && self.peer(node).is_none_or(|peer| peer.gone.is_none())
+        {
+            standing.leader = Some(node.clone());
+        }
+        standing
+    }
+
+    /// What the node's group weighs, if it leads it.
+    pub(super) fn weight(&self, group: &Group, standing: &Standing, state: &State) -> Weight {
+        let holds: BTreeSet<u64> = standing.nodes().map(|(raft_id, _)| raft_id).collect();
+        let of_group = |peer: &&Peer| peer.beat.group == group.id && holds.contains(&peer.beat.raft_id);
+        let others = self.fresh(state).values().filter(of_group).count();
+        (u32::try_from(others).unwrap_or(u32::MAX).saturating_add(1), state.number, group.id)
+    }
+
+    pub(super) fn beat(&self) -> Beat {
+        let mut beat = Beat {
+            name: self.config.name.clone(),
+            group: GroupId::default(),
+            raft_id: 0,
+            number: 0,
+            size: 0,
+            leader: None,
+            term: 0,
+            last_applied: None,
+            has_quorum: false,
+            obeyed: *lock(&self.obeyed),
+        };
+        match self.place() {
+            Place::In(group) => {
+                let (standing, progress) = (self.standing(&group), group.progress());
+                (beat.group, beat.raft_id, beat.number) = (group.id, group.raft_id, progress.state.number);
+                if standing.leads {
+                    beat.size = self.weight(&group, &standing, &progress.state).0;
+                }
+                beat.term = standing.metrics.current_term;
+                beat.last_applied = progress.last.map(|last| (last.leader_id.term, last.index));
+                beat.has_quorum = standing.leader.is_some();
+                beat.leader = standing.leader;
+            }
+            Place::Waiting(waiting) => beat.number = waiting.state.number,
+            Place::Stopped => {}
+        }
+        beat
+    }
+
+    pub(super) fn view(&self) -> watch::Receiver<Arc<View>> {
+        self.view.subscribe()
+    }
+
+    /// Brings the view up to date.
+    pub(super) fn publish(&self) {
+        let view = match self.place() {
+            Place::In(group) => self.view_in(&group),
+            Place::Waiting(waiting) => {
+                let (group, number) = (waiting.state.group, waiting.state.number);
+                View {
+                    state: Arc::new(waiting.state.clone()),
+                    group,
+                    number,
+                    term: 0,
+                    leader: None,
+                    role: Role::Learner,
+                    voters: Vec::new(),
+                    token: Token { number, group, term: 0 },
+                    commands: false,
+                }
+            }
+            Place::Stopped => return,
+        };
+        self.view.send_if_modified(|now| {
+            let differs = **now != view;
+            if differs {
+                *now = Arc::new(view);
+            }
+            differs
+        });
+    }
+
+    fn view_in(&self, group: &Group) -> View {
+        let (standing, progress) = (self.standing(group), group.progress());
+        let term = standing.metrics.current_term;
+        let token = Token { number: progress.state.number, group: group.id, term };
+        let voter_ids: BTreeSet<u64> = standing.metrics.membership_config.voter_ids().collect();
+        let voters: BTreeSet<NodeId> =
+            voter_ids.iter().filter_map(|raft_id| standing.node(*raft_id)).cloned().collect();
+        let role = match (standing.leads, voter_ids.contains(&group.raft_id)) {
+            (true, _) => Role::Scheduler,
+            (false, true) => Role::Voter,
+            (false, false) => Role::Learner,
+        };
+        let commands = standing.leads && self.highest_obeyed(group.id, &progress.state) <= token;
+        // Until the group's own state has come, what the node knew before is the better answer.
+        let state = if progress.last.is_some() { progress.state } else { Arc::new(group.known()) };
+        let number = token.number;
+        let voters = voters.into_iter().collect();
+        View { state, group: group.id, number, term, leader: standing.leader, role, voters, token, commands }
+    }
+
+    /// The highest token that this node, or one of its group, or one that answered so, has obeyed.
+    pub(super) fn highest_obeyed(&self, group: GroupId, state: &State) -> Token {
+        let own = (*lock(&self.obeyed)).max(*lock(&self.outranked));
+        let fresh = self.fresh(state);
+        let theirs = fresh.values().filter(|peer| peer.beat.group == group).map(|peer| peer.beat.obeyed);
+        theirs.max().unwrap_or_default().max(own)
+    }
+
+    // ---- the fence --------------------------------------------------------------------------------------------------
+
+    pub(super) async fn obey(&self, token: Token) -> Result<(), NotObeyed> {
+        let _one_at_a_time = self.fence.lock().await;
+        let obeyed = *lock(&self.obeyed);
+        if token < obeyed {
+            return Err(NotObeyed::Higher(obeyed));
+        }
+        if token > obeyed {
+            let written = async { self.ground.store.write(vec![put(FENCE, &token)?]).await };
+            written.await.map_err(NotObeyed::Store)?;
+            *lock(&self.obeyed) = token;
+        }
+        Ok(())
+    }
+
+    pub(super) fn outranked(&self, token: Token) {
+        let mut outranked = lock(&self.outranked);
+        *outranked = token.max(*outranked);
+        self.ground.wake.notify_one();
+    }
+
+    // ---- changes of place -------------------------------------------------------------------------------------------
+
+    /// Leaves the group and waits to be taken into another. Nothing happens if the node is no longer in it.
+    pub(super) async fn leave(&self, group: &Arc<Group>) {
+        let _one_at_a_time = self.moving.lock().await;
+        if !self.is_in(group) {
+            return;
+        }
+        group.shutdown().await;
+        let waiting = Waiting { since: Instant::now(), state: group.known() };
+        *lock(&self.place) = Place::Waiting(Arc::new(waiting));
+        tracing::info!(group = %group.id, "left the group; waiting to be taken into another");
+        self.publish();
+    }
+
+    /// Founds a group of one on what the node knows, with a number above its own and above every token known to have been
+    /// obeyed. Nothing happens if the node is no longer at `from`.
+    pub(super) async fn begin_anew(&self, from: &Place) -> Result<(), StartError> {
+        let _one_at_a_time = self.moving.lock().await;
+        let mut state = match (from, self.place()) {
+            (Place::In(then), Place::In(now)) if Arc::ptr_eq(then, &now) => {
+                now.shutdown().await;
+                now.known()
+            }
+            (Place::Waiting(then), Place::Waiting(now)) if Arc::ptr_eq(then, &now) => now.state.clone(),
+            _ => return Ok(()),
+        };
+        let heard = self.fresh(&state).values().map(|peer| peer.beat.obeyed.number).max().unwrap_or_default();
+        let obeyed = lock(&self.obeyed).number.max(lock(&self.outranked).number).max(heard);
+        state.number = state.number.max(obeyed).saturating_add(1);
+        state.group = new_group(&self.config);
+        state.removed.remove(self.me());
+        let stamp = Stamp { number: state.number, index: 0 };
+        let member = state.members.entry(self.me().clone());
+        member.or_insert_with(|| crate::Member { name: self.config.name.clone(), added: stamp });
+        let group = Group::found(&self.ground, state).await?;
+        tracing::info!(group = %group.id, "began anew as a group of one");
+        *lock(&self.place) = Place::In(Arc::new(group));
+        self.publish();
+        Ok(())
+    }
+
+    async fn take(&self, group: GroupId, raft_id: u64, applied: u64) -> Result<bool, StartError> {
+        let _one_at_a_time = self.moving.lock().await;
+        let waiting = match self.place() {
+            // The leader asks again because our answer was lost.
+            Place::In(now) => return Ok(now.id == group && now.raft_id == raft_id),
+            Place::Waiting(waiting) => waiting,
+            Place::Stopped => return Ok(false),
+        };
+        let joined = Group::join(&self.ground, group, raft_id, applied, waiting.state.clone()).await?;
+        *lock(&self.place) = Place::In(Arc::new(joined));
+        tracing::info!(%group, raft_id, "taken into the group");
+        self.publish();
+        Ok(true)
+    }
+
+    pub(super) async fn stop(&self) {
+        let _one_at_a_time = self.moving.lock().await;
+        let place = std::mem::replace(&mut *lock(&self.place), Place::Stopped);
+        if let Place::In(group) = place {
+            group.shutdown().await;
+        }
+    }
+
+    // ---- answers ----------------------------------------------------------------------------------------------------
+
+    pub(super) async fn receive(&self, from: &NodeId, message: Message) -> Message {
+        match message {
+            Message::Raft { group, to, call } => self.answer_raft(group, to, call).await,
+            Message::Propose { command, deadline_ms } => {
+                let longest = self.config.timing.propose;
+                let deadline = Instant::now() + Duration::from_millis(deadline_ms).min(longest);
+                // What only a leader may propose it proposes itself.
+                let internal =
+                    matches!(command, Command::Absorb(_) | Command::GiveRaftId | Command::RaiseAbove { .. });
+                let proposed = if internal {
+                    Err(super::ProposeError::NotLeader)
+                } else {
+                    self.propose_here(command, deadline).await
+                };
+                Message::Proposed(proposed)
+            }
+            Message::Yield(offer) => self.answer_yield(from, offer).await,
+            Message::Take { group, raft_id, applied } => match self.take(group, raft_id, applied).await {
+                Ok(true) => Message::Taken,
+                Ok(false) => Message::No,
+                Err(e) => {
+                    tracing::error!("cannot join group {group}: {}", chain(&e));
+                    Message::No
+                }
+            },
+            Message::Moved { group } => {
+                self.leave_if(|now| now.id == group && self.leads_here(from, now)).await;
+                Message::Done
+            }
+            Message::Outcast { group, raft_id } => {
+                self.leave_if(|now| now.id == group && now.raft_id == raft_id).await;
+                Message::Done
+            }
+            Message::RaftAnswer(_)
+            | Message::NotHere
+            | Message::Proposed(_)
+            | Message::Yes
+            | Message::No
+            | Message::Taken
+            | Message::Done => Message::No,
+        }
+    }
+
+    async fn answer_raft(&self, group: GroupId, to: u64, call: RaftCall) -> Message {
+        match self.place() {
+            Place::In(now) if now.id == group && now.raft_id == to => {
+                Message::RaftAnswer(now.answer(call).await)
+            }
+            _ => Message::NotHere,
+        }
+    }
+
+    async fn leave_if(&self, condition: impl Fn(&Group) -> bool) {
+        if let Place::In(group) = self.place()
+            && condition(&group)
+        {
+            self.leave(&group).await;
+        }
+    }
+
+    /// Whether Raft, as known here, says that `node` leads the group.
+    fn leads_here(&self, node: &NodeId, group: &Group) -> bool {
+        let standing = self.standing(group);
+        let leader = standing.metrics.current_leader.and_then(|raft_id| standing.node(raft_id));
+        leader == Some(node)
+    }
+
+    async fn answer_yield(&self, from: &NodeId, offer: Yield) -> Message {
+        let Place::In(group) = self.place() else {
+            return Message::No;
+        };
+        let (standing, state) = (self.standing(&group), group.progress().state);
+        let busy = self.yielding.load(std::sync::atomic::Ordering::SeqCst);
+        if !standing.leads || busy || offer.group == group.id || state.removed.contains_key(from) {
+            return Message::No;
+        }
+        if self.weight(&group, &standing, &state) <= (offer.size, offer.number, offer.group) {
+            return Message::No;
+        }
+        let mut alive = offer.alive;
+        alive.extend(self.fresh(&state).into_keys());
+        alive.extend([from.clone(), self.me().clone()]);
+        let absorb = Absorb { state: offer.state, obeyed: offer.obeyed, alive };
+        let deadline = Instant::now() + self.config.timing.attempt;
+        match self.propose_here(Command::Absorb(absorb), deadline).await {
+            Ok(_) => {
+                tracing::info!(%from, group = %offer.group, "took over the state of a group that yielded");
+                Message::Yes
+            }
+            Err(e) => {
+                tracing::info!(%from, "did not take over the state of a group that yielded: {e}");
+                Message::No
+            }
+        }
+    }
+
+    /// The voters in sight, this node included, as Raft ids: those heard lately at the ids that they vote under.
+    pub(super) fn voters_in_sight(&self, group: &Group, standing: &Standing, state: &State) -> BTreeSet<u64> {
+        let fresh = self.fresh(state);
+        let here = |(raft_id, node): &(u64, &NodeId)| {
+            *raft_id == group.raft_id || fresh.get(*node).is_some_and(|peer| peer.sits(group.id, *raft_id))
+        };
+        standing.nodes().filter(here).map(|(raft_id, _)| raft_id).collect()
+    }
+
+    /// Whether the group's voters in sight are too few to elect a leader.
+    pub(super) fn quorum_lost(&self, group: &Group, standing: &Standing, state: &State) -> bool {
+        let leads = |(node, peer): (&NodeId, &Peer)| peer.beat.group == group.id && peer.beat.leads(node);
+        if self.fresh(state).iter().any(leads) {
+            return false;
+        }
+        let configurations = standing.metrics.membership_config.membership().get_joint_config();
+        !rules::is_quorum(configurations, &self.voters_in_sight(group, standing, state))
+    }
+}
+
+fn new_group(config: &Config) -> GroupId {
+    GroupId(u128::from((config.random)()) << 64 | u128::from((config.random)()))
+}
+
+/// An error with its causes.
+pub(super) fn chain(e: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(e), |e| e.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+impl From<StoreError> for NotObeyed {
+    fn from(e: StoreError) -> Self {
+        Self::Store(e)
+    }
+}
