@@ -4,6 +4,8 @@
 //! is not: `SHOAL_TEST_MODEL` names SmolLM2-135M-Instruct in Q4_1 (`shoal models path smollm2-135m`). Without it these
 //! tests say that they were skipped, and fail where `CI` is set.
 
+#[path = "fidelity/chats.rs"]
+mod chats;
 #[path = "fidelity/tokens.rs"]
 mod tokens;
 
