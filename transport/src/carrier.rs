@@ -1,0 +1,75 @@
+//! What moves the frames of a channel.
+//!
+//! A carrier lives as long as one connection, queue pair or route: one incarnation. It keeps frames in order and whole,
+//! protects them, and may break at any byte; it knows nothing of windows, acknowledgements or replay, which belong to
+//! the channel and outlive it.
+
+pub(crate) mod deframer;
+pub(crate) mod tcp;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use crate::frame::{FrameError, Header};
+use crate::keys::Protection;
+use crate::window::WindowError;
+
+/// Why a carrier is of no use any more. Never the end of the channel: that heals on the next carrier.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CarrierError {
+    #[error("the other side ended the connection")]
+    Ended,
+    #[error("the connection broke: {0}")]
+    Io(io::Error),
+    #[error("{0}")]
+    Frame(FrameError),
+    #[error("a frame's checksum is wrong")]
+    Checksum,
+    #[error("a frame was not sealed by the other side")]
+    Seal,
+    #[error("{0}")]
+    Window(WindowError),
+    #[error("a test cut the connection")]
+    Cut,
+}
+
+impl From<WindowError> for CarrierError {
+    fn from(error: WindowError) -> Self {
+        CarrierError::Window(error)
+    }
+}
+
+/// Whether a carrier took a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// It has it, and will move it as far as it can without being asked again.
+    Taken,
+    /// It is still busy with an earlier one; nothing was taken.
+    Full,
+}
+
+/// What a thread can block on until a carrier may have something to do.
+pub(crate) type Readiness = Arc<dyn AsFd + Send + Sync>;
+
+/// Moves frames. No method blocks.
+pub(crate) trait Carrier: Send {
+    /// Offers a frame. The carrier fills in what protects it.
+    fn send(&mut self, header: Header, payload: &[u8]) -> Result<Sent, CarrierError>;
+
+    /// Moves what was taken before; true when nothing is left.
+    fn flush(&mut self) -> Result<bool, CarrierError>;
+
+    /// The next whole, checked frame, its payload at the start of `room`. The same room has to be given until a frame
+    /// is complete; it holds the agreed frame size and a tag.
+    fn receive(&mut self, room: &mut [u8]) -> Result<Option<Header>, CarrierError>;
+
+    /// What to block on, readable when a frame may have come.
+    fn readiness(&self) -> Readiness;
+
+    /// Whether something taken could not yet be moved, so that writable is worth waiting for.
+    fn is_stuck(&self) -> bool;
+
+    /// How it protects frames.
+    fn protection(&self) -> Protection;
+}

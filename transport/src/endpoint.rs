@@ -1,0 +1,373 @@
+//! An endpoint: the data listener of a node and the channels it keeps.
+
+mod dial;
+mod door;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::channel::Channel;
+use crate::counters::{Counters, Counts};
+use crate::error::{BindError, ChannelError, OpenError};
+use crate::fault::Faults;
+use crate::hello::Purpose;
+use crate::keys::{ChannelKeys, Half, PUBLIC_BYTES};
+use crate::shared::Shared;
+use crate::state::{Deadlines, Role, State};
+use crate::wait::Bell;
+use crate::window::{MAX_FRAME_BYTES, MIN_FRAME_BYTES};
+
+/// A channel whose other side never connects is given up after this time.
+pub const OPEN_DEADLINE: Duration = Duration::from_secs(10);
+/// A channel whose connection broke is given up after this time without another: longer than a Wi-Fi roam or a pulled
+/// and replaced cable, short enough for an answer to go on elsewhere.
+pub const HEAL_DEADLINE: Duration = Duration::from_secs(5);
+/// Reason of a channel that was dropped without being closed.
+pub const REASON_DROPPED: u16 = 0xffff;
+/// Reason of a channel that was open when its endpoint was shut down.
+pub const REASON_SHUT_DOWN: u16 = 0xfffe;
+/// Reason of a channel on which a message was longer than its reader allows.
+pub const REASON_TOO_LONG: u16 = 0xfffd;
+/// Reason given to a dialler of a channel that had been given up here.
+pub const REASON_LOST: u16 = 0xfffc;
+
+/// Channels one endpoint keeps. Each holds its rings and three descriptors.
+const MAX_CHANNELS: usize = 1024;
+/// Closed channels whose dialler is still told so.
+const MAX_REMEMBERED: usize = 1024;
+/// Closed channels whose last frames may still be on their way out.
+const MAX_LINGERING: usize = 64;
+/// How long a closed channel may take to send its last frames.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// What both sides have to agree on before a channel carries anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opening {
+    /// Its id, random, never used again.
+    pub channel: [u8; 16],
+    /// What it is for.
+    pub purpose: Purpose,
+    /// Digest of instance, epoch and plan. Compared once, at each opening of a connection.
+    pub context: [u8; 32],
+    /// Largest frame, in bytes; a channel holds [`crate::ring_bytes`] of it. Longer messages take several frames.
+    pub frame_bytes: u32,
+}
+
+/// How an endpoint behaves; the default is what a node wants.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// See [`OPEN_DEADLINE`].
+    pub open_deadline: Duration,
+    /// See [`HEAL_DEADLINE`].
+    pub heal_deadline: Duration,
+    /// Seal on direct connections too, and refuse plain frames everywhere.
+    pub always_seal: bool,
+    /// Take ChaCha20-Poly1305 although the processor has AES instructions.
+    pub without_aes: bool,
+    /// What goes wrong with the next connections, in tests.
+    pub faults: Faults,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            open_deadline: OPEN_DEADLINE,
+            heal_deadline: HEAL_DEADLINE,
+            always_seal: false,
+            without_aes: false,
+            faults: Faults::default(),
+        }
+    }
+}
+
+/// The data listener of a node and the channels it keeps. Cheap to clone; the last one dropped shuts it down.
+#[derive(Clone)]
+pub struct Endpoint {
+    owner: Arc<Owner>,
+}
+
+/// Ends the thread at the door when nobody needs it any more.
+struct Owner {
+    hub: Arc<Hub>,
+    door: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the channels of an endpoint and its threads share.
+pub(crate) struct Hub {
+    pub(crate) options: Options,
+    pub(crate) counts: Arc<Counts>,
+    address: SocketAddr,
+    registry: Mutex<Registry>,
+    /// Wakes the thread at the door.
+    bell: Bell,
+    /// The door looks after unattended channels every 20 ms while this is set.
+    armed: AtomicBool,
+    may_spin: AtomicBool,
+    stopping: AtomicBool,
+}
+
+#[derive(Default)]
+struct Registry {
+    channels: HashMap<[u8; 16], Arc<Shared>>,
+    /// Closed, but with frames on their way out, until then.
+    lingering: VecDeque<(Arc<Shared>, Instant)>,
+    /// Why channels that are no more were closed, with the keys to say so; oldest first in `order`.
+    closed: HashMap<[u8; 16], Arc<(ChannelKeys, u16)>>,
+    order: VecDeque<[u8; 16]>,
+}
+
+impl Registry {
+    fn remember(&mut self, channel: &Shared, reason: u16) {
+        let id = channel.opening.channel;
+        if self.closed.insert(id, Arc::new((channel.keys.clone(), reason))).is_none() {
+            self.order.push_back(id);
+        }
+        while self.order.len() > MAX_REMEMBERED {
+            if let Some(oldest) = self.order.pop_front() {
+                self.closed.remove(&oldest);
+            }
+        }
+    }
+}
+
+impl Hub {
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn may_spin(&self) -> bool {
+        self.may_spin.load(Ordering::Relaxed)
+    }
+
+    /// Has the door look after unattended channels for a while. Cheap when it already does.
+    pub(crate) fn arm(&self) {
+        if !self.armed.load(Ordering::Acquire) && !self.armed.swap(true, Ordering::AcqRel) {
+            self.bell.ring();
+        }
+    }
+
+    /// Has the door look at its channels anew.
+    pub(crate) fn disturb(&self) {
+        self.bell.ring();
+    }
+
+    /// Sends a thread to dial, if this channel needs one and has none.
+    pub(crate) fn dial_if_needed(self: &Arc<Self>, channel: &Arc<Shared>, state: &mut State) {
+        if let Some(barren) = state.wants_dial() {
+            state.dialing = true;
+            if let Err(error) = dial::spawn(self, channel, barren) {
+                state.dialing = false;
+                state.note_failure(format!("no thread to dial: {error}"));
+            }
+        }
+    }
+
+    /// Closes a channel from this side and lets its last frames out in the background.
+    pub(crate) fn close(self: &Arc<Self>, channel: &Arc<Shared>, reason: u16, error: ChannelError) {
+        let now = Instant::now();
+        let lingers = {
+            let mut state = channel.lock();
+            state.close(reason, error, now + LINGER, now);
+            self.dial_if_needed(channel, &mut state);
+            state.is_lingering()
+        };
+        channel.announce();
+        let mut registry = self.registry();
+        if registry.channels.remove(&channel.opening.channel).is_some() {
+            registry.remember(channel, reason);
+            if lingers {
+                registry.lingering.push_back((channel.clone(), now + LINGER));
+                if registry.lingering.len() > MAX_LINGERING
+                    && let Some((oldest, _)) = registry.lingering.pop_front()
+                {
+                    oldest.lock().abandon();
+                }
+            }
+        }
+        drop(registry);
+        self.disturb();
+    }
+
+    /// The channel a hello is for: open, or closed with something left to say; else what is remembered of it.
+    fn find(&self, id: &[u8; 16]) -> Result<Arc<Shared>, Option<Arc<(ChannelKeys, u16)>>> {
+        let registry = self.registry();
+        if let Some(channel) = registry.channels.get(id) {
+            return Ok(channel.clone());
+        }
+        let lingering = registry.lingering.iter().map(|(channel, _)| channel);
+        match lingering
+            .filter(|channel| channel.opening.channel == *id)
+            .find(|channel| channel.lock().wants_connection())
+        {
+            Some(channel) => Ok(channel.clone()),
+            None => Err(registry.closed.get(id).cloned()),
+        }
+    }
+
+    fn add(&self, channel: Arc<Shared>) -> Result<(), OpenError> {
+        let mut registry = self.registry();
+        if self.stopping.load(Ordering::Acquire) {
+            return Err(OpenError::ShutDown);
+        }
+        let id = channel.opening.channel;
+        if registry.channels.contains_key(&id) || registry.closed.contains_key(&id) {
+            return Err(OpenError::AlreadyOpen);
+        }
+        if registry.channels.len() >= MAX_CHANNELS {
+            return Err(OpenError::TooMany { limit: MAX_CHANNELS });
+        }
+        registry.channels.insert(id, channel);
+        Ok(())
+    }
+
+    fn open(
+        self: &Arc<Self>,
+        opening: Opening,
+        keys: ChannelKeys,
+        role: Role,
+        addresses: Vec<SocketAddr>,
+    ) -> Result<Channel, OpenError> {
+        let number = keys.number().map_err(|error| OpenError::Keys(error.to_string()))?;
+        let deadlines = Deadlines { open: self.options.open_deadline, heal: self.options.heal_deadline };
+        let state =
+            State::new(number, role, opening.frame_bytes, deadlines, self.counts.clone(), Instant::now());
+        let channel =
+            Arc::new(Shared::new(opening, keys, role, addresses, state).map_err(OpenError::Descriptors)?);
+        self.add(channel.clone())?;
+        self.dial_if_needed(&channel, &mut channel.lock());
+        self.arm();
+        Ok(Channel::new(channel, self.clone()))
+    }
+}
+
+fn check(opening: &Opening) -> Result<(), OpenError> {
+    if (MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&opening.frame_bytes) {
+        Ok(())
+    } else {
+        Err(OpenError::FrameBytes { asked: opening.frame_bytes })
+    }
+}
+
+impl Endpoint {
+    /// Listens on `listen` (port 0: any free one) with the usual options.
+    pub fn bind(listen: SocketAddr) -> Result<Endpoint, BindError> {
+        Endpoint::bind_with(listen, Options::default())
+    }
+
+    /// Listens on `listen` and starts the thread at the door.
+    pub fn bind_with(listen: SocketAddr, options: Options) -> Result<Endpoint, BindError> {
+        let failed = |source| BindError::Listen { address: listen, source };
+        let listener = TcpListener::bind(listen).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let hub = Arc::new(Hub {
+            options,
+            counts: Arc::default(),
+            address: listener.local_addr().map_err(failed)?,
+            registry: Mutex::default(),
+            bell: Bell::new().map_err(BindError::Thread)?,
+            armed: AtomicBool::new(false),
+            may_spin: AtomicBool::new(true),
+            stopping: AtomicBool::new(false),
+        });
+        let door = door::spawn(listener, hub.clone()).map_err(BindError::Thread)?;
+        Ok(Endpoint { owner: Arc::new(Owner { hub, door: Mutex::new(Some(door)) }) })
+    }
+
+    /// The address that is listened on.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.owner.hub.address
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> Counters {
+        self.owner.hub.counts.read()
+    }
+
+    /// Whether waiting threads may spin: while all busy threads of the machine fit its cores. Holds from the next wait.
+    pub fn set_spin(&self, may_spin: bool) {
+        self.owner.hub.may_spin.store(may_spin, Ordering::Relaxed);
+    }
+
+    /// Starts a channel from this side. The offer's public key goes to the other node, which answers with its own.
+    pub fn offer(&self, opening: Opening) -> Result<Offer, OpenError> {
+        check(&opening)?;
+        let half = Half::new().map_err(|error| OpenError::Keys(error.to_string()))?;
+        Ok(Offer { hub: self.owner.hub.clone(), opening, half })
+    }
+
+    /// Takes up another node's offer: the public key to answer with, and the channel, which is connected once the other
+    /// side has dialled. If that does not happen within [`OPEN_DEADLINE`], using the channel says so.
+    pub fn accept(
+        &self,
+        opening: Opening,
+        offer: [u8; PUBLIC_BYTES],
+    ) -> Result<([u8; PUBLIC_BYTES], Channel), OpenError> {
+        check(&opening)?;
+        let keys = |error: crate::keys::KeyError| OpenError::Keys(error.to_string());
+        let half = Half::new().map_err(keys)?;
+        let public = half.public();
+        let keys = half.acceptor(&opening.channel, offer).map_err(keys)?;
+        Ok((public, self.owner.hub.open(opening, keys, Role::Acceptor, Vec::new())?))
+    }
+
+    /// Closes all channels with [`REASON_SHUT_DOWN`], lets their last frames out for up to a second, and stops listening.
+    pub fn shutdown(&self) {
+        self.owner.shutdown();
+    }
+}
+
+impl Owner {
+    fn shutdown(&self) {
+        let hub = &self.hub;
+        let channels: Vec<_> = {
+            let registry = hub.registry();
+            hub.stopping.store(true, Ordering::Release);
+            registry.channels.values().cloned().collect()
+        };
+        for channel in channels {
+            hub.close(&channel, REASON_SHUT_DOWN, ChannelError::Ended { reason: REASON_SHUT_DOWN });
+        }
+        hub.disturb();
+        let door = self.door.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if door.is_some_and(|door| door.join().is_err()) {
+            tracing::error!("the thread at the data door had panicked");
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+/// A channel that was offered and not yet dialled.
+pub struct Offer {
+    hub: Arc<Hub>,
+    opening: Opening,
+    half: Half,
+}
+
+impl Offer {
+    /// The ephemeral X25519 key for the other side, to be sent signed.
+    pub fn public(&self) -> [u8; PUBLIC_BYTES] {
+        self.half.public()
+    }
+
+    /// Dials, in the background, the other side's data addresses, in order, with the key it answered. This side alone
+    /// redials when the connection breaks.
+    pub fn dial(self, answer: [u8; PUBLIC_BYTES], addresses: Vec<SocketAddr>) -> Result<Channel, OpenError> {
+        if addresses.is_empty() {
+            return Err(OpenError::NoAddress);
+        }
+        let keys = self
+            .half
+            .dialer(&self.opening.channel, answer)
+            .map_err(|error| OpenError::Keys(error.to_string()))?;
+        self.hub.open(self.opening, keys, Role::Dialer, addresses)
+    }
+}

@@ -1,0 +1,342 @@
+//! The thread at the door of an endpoint: takes connections, hears hellos, sees closed channels out, and every 20 ms
+//! looks after channels that nobody waits for while something of theirs is unfinished. With nothing to do it sleeps.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::{Hub, REASON_LOST};
+use crate::carrier::{Readiness, tcp};
+use crate::error::ChannelError;
+use crate::hello::{Answer, HELLO_BYTES, Hello, HelloError, Refusal, is_direct};
+use crate::keys::{self, ChannelKeys};
+use crate::shared::Shared;
+use crate::state::{ACK_AFTER, TakeIn};
+use crate::wait::{self, HANGUP};
+
+/// Connections that have not said hello yet. One more pushes the oldest out, so silent ones cannot keep others away.
+const MAX_WAITING: usize = 64;
+/// How long a connection may take to say hello.
+const HELLO_DEADLINE: Duration = Duration::from_secs(2);
+/// Pause after the system refused to give a connection, such as when descriptors ran out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+pub(super) fn spawn(listener: TcpListener, hub: Arc<Hub>) -> io::Result<JoinHandle<()>> {
+    let door = Door { hub, listener, waiting: Vec::new(), pause_until: None, next_round: None };
+    thread::Builder::new().name("shoal-door".to_owned()).spawn(move || door.keep())
+}
+
+struct Door {
+    hub: Arc<Hub>,
+    listener: TcpListener,
+    waiting: Vec<Waiting>,
+    /// Set while no connections are accepted.
+    pause_until: Option<Instant>,
+    /// When unattended channels are looked after next.
+    next_round: Option<Instant>,
+}
+
+/// A connection whose hello is not complete.
+struct Waiting {
+    stream: TcpStream,
+    hello: [u8; HELLO_BYTES],
+    got: usize,
+    until: Instant,
+}
+
+/// Something with a carrier that is watched while nobody waits for it.
+struct Watched {
+    channel: Arc<Shared>,
+    readiness: Readiness,
+    interest: PollFlags,
+    lingers: bool,
+}
+
+impl Door {
+    fn keep(mut self) {
+        loop {
+            let now = Instant::now();
+            self.hub.bell.hush();
+            self.hub.counts.door_turns.add();
+            self.look_after(now);
+            let watched = self.watched();
+            let stopping = self.hub.stopping.load(Ordering::Acquire);
+            if stopping && watched.iter().all(|one| !one.lingers) {
+                return;
+            }
+            let until = self.until(&watched, now);
+            let accepting = !stopping && self.pause_until.is_none_or(|until| until <= now);
+            let (knocked, heard, woke) = self.sleep(&watched, accepting, until);
+            let now = Instant::now();
+            for index in woke {
+                if let Some(one) = watched.get(index) {
+                    self.attend(&one.channel, now);
+                }
+            }
+            self.hear(&heard, now);
+            if knocked {
+                self.accept(now);
+            }
+        }
+    }
+
+    /// Every 20 ms while channels are unfinished: acknowledgements that are due, frames that did not get out, carriers
+    /// that broke, deadlines.
+    fn look_after(&mut self, now: Instant) {
+        if self.next_round.is_none() && self.hub.armed.load(Ordering::Acquire) {
+            self.next_round = Some(now + ACK_AFTER);
+        }
+        if self.next_round.is_none_or(|at| now < at) {
+            return;
+        }
+        // Whoever leaves something unfinished from here on arms the round again.
+        self.hub.armed.store(false, Ordering::Release);
+        let channels: Vec<_> = self.hub.registry().channels.values().cloned().collect();
+        let unattended = channels.iter().filter(|channel| !channel.lock().attended);
+        let unfinished = unattended.filter(|channel| self.attend(channel, now)).count();
+        if unfinished > 0 {
+            self.hub.armed.store(true, Ordering::Release);
+        }
+        self.next_round = (unfinished > 0).then(|| now + ACK_AFTER);
+    }
+
+    /// Does for a channel what its own thread does while it waits; true if more is to be done.
+    fn attend(&self, channel: &Arc<Shared>, now: Instant) -> bool {
+        let mut state = channel.lock();
+        let was_over = state.over().is_some();
+        let attended = state.attended;
+        state.progress(now, TakeIn::All);
+        self.hub.dial_if_needed(channel, &mut state);
+        let unfinished = !attended && state.is_unfinished();
+        let ended = !was_over && state.over().is_some();
+        drop(state);
+        if attended || ended {
+            // What it waits for may have been taken in here.
+            channel.announce();
+        }
+        unfinished
+    }
+
+    fn watched(&mut self) -> Vec<Watched> {
+        let mut registry = self.hub.registry();
+        let now = Instant::now();
+        registry.lingering.retain(|(channel, until)| {
+            let mut state = channel.lock();
+            let goes_on = state.is_lingering() && now < *until;
+            if !goes_on {
+                state.abandon();
+            }
+            goes_on
+        });
+        let open = registry.channels.values().map(|channel| (channel, false));
+        let closed = registry.lingering.iter().map(|(channel, _)| (channel, true));
+        open.chain(closed)
+            .filter_map(|(channel, lingers)| {
+                let state = channel.lock();
+                let (readiness, stuck) = state.readiness()?;
+                let mut interest = if lingers { PollFlags::IN } else { HANGUP };
+                if stuck && !state.attended {
+                    interest |= PollFlags::OUT;
+                }
+                Some(Watched { channel: channel.clone(), readiness, interest, lingers })
+            })
+            .collect()
+    }
+
+    /// When to wake up without being woken.
+    fn until(&self, watched: &[Watched], now: Instant) -> Option<Instant> {
+        let hellos = self.waiting.iter().map(|one| one.until);
+        let round = self.next_round.or_else(|| self.hub.armed.load(Ordering::Acquire).then_some(now));
+        let lingering = watched
+            .iter()
+            .any(|one| one.lingers)
+            .then(|| self.hub.registry().lingering.iter().map(|(_, until)| *until).min())
+            .flatten();
+        let pause = self.pause_until.filter(|until| *until > now);
+        hellos.chain(round).chain(lingering).chain(pause).min()
+    }
+
+    /// Whether somebody knocked, which waiting connections have said something, which watched carriers woke.
+    fn sleep(
+        &self,
+        watched: &[Watched],
+        accepting: bool,
+        until: Option<Instant>,
+    ) -> (bool, Vec<usize>, Vec<usize>) {
+        let mut fds = Vec::with_capacity(2 + self.waiting.len() + watched.len());
+        fds.push(PollFd::new(&self.hub.bell, PollFlags::IN));
+        fds.push(PollFd::new(&self.listener, if accepting { PollFlags::IN } else { PollFlags::empty() }));
+        for one in &self.waiting {
+            fds.push(PollFd::new(&one.stream, PollFlags::IN));
+        }
+        for one in watched {
+            fds.push(PollFd::from_borrowed_fd((*one.readiness).as_fd(), one.interest));
+        }
+        wait::block(&mut fds, until);
+        let ready = |fds: &[PollFd<'_>]| {
+            let ready = fds.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
+            ready.map(|(index, _)| index).collect::<Vec<_>>()
+        };
+        let (fixed, others) = fds.split_at(2);
+        let (hellos, carriers) = others.split_at(self.waiting.len());
+        (!fixed[1].revents().is_empty(), ready(hellos), ready(carriers))
+    }
+
+    fn accept(&mut self, now: Instant) {
+        self.pause_until = None;
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return,
+                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
+                    _ => {
+                        tracing::warn!(%error, "no data connections for a moment");
+                        self.pause_until = Some(now + ACCEPT_PAUSE);
+                        return;
+                    }
+                },
+            };
+            self.hub.counts.connections_in.add();
+            if tcp::prepare(&stream).is_err() {
+                self.hub.counts.hellos_malformed.add();
+                continue;
+            }
+            if self.waiting.len() >= MAX_WAITING {
+                self.waiting.remove(0);
+                self.hub.counts.hellos_crowded_out.add();
+            }
+            self.waiting.push(Waiting {
+                stream,
+                hello: [0; HELLO_BYTES],
+                got: 0,
+                until: now + HELLO_DEADLINE,
+            });
+        }
+    }
+
+    /// Reads on from the connections at `ready`, and forgets those whose time is over.
+    fn hear(&mut self, ready: &[usize], now: Instant) {
+        for (index, mut one) in std::mem::take(&mut self.waiting).into_iter().enumerate() {
+            let heard = if ready.contains(&index) { one.read() } else { Ok(false) };
+            match heard {
+                Ok(true) => self.greet(one),
+                Ok(false) if now < one.until => self.waiting.push(one),
+                Ok(false) | Err(_) => self.hub.counts.hellos_malformed.add(),
+            }
+        }
+    }
+
+    /// Answers a complete hello, and gives the connection to its channel.
+    fn greet(&self, one: Waiting) {
+        let counts = &self.hub.counts;
+        let hello = match Hello::decode(&one.hello) {
+            Ok(hello) => hello,
+            Err(HelloError::Version) => {
+                counts.hellos_other_version.add();
+                return refuse(&one, Refusal::Version, 0, None);
+            }
+            Err(HelloError::Malformed) => return counts.hellos_malformed.add(),
+        };
+        match self.hub.find(&hello.channel) {
+            Ok(channel) => self.introduce(one, &hello, &channel),
+            Err(Some(closed)) => {
+                let (keys, reason) = &*closed;
+                if !hello.is_authentic(&one.hello, keys) {
+                    return counts.hellos_forged.add();
+                }
+                counts.hellos_closed_channel.add();
+                refuse(&one, Refusal::Closed { reason: *reason }, hello.incarnation, Some(keys));
+            }
+            Err(None) => {
+                counts.hellos_unknown_channel.add();
+                refuse(&one, Refusal::UnknownChannel, hello.incarnation, None);
+            }
+        }
+    }
+
+    fn introduce(&self, one: Waiting, hello: &Hello, channel: &Arc<Shared>) {
+        let counts = &self.hub.counts;
+        if channel.role == crate::state::Role::Dialer || !hello.is_authentic(&one.hello, &channel.keys) {
+            return counts.hellos_forged.add();
+        }
+        let no = |refusal| refuse(&one, refusal, hello.incarnation, Some(&channel.keys));
+        if let Some(refusal) = hello.disagreement(&channel.opening) {
+            counts.hellos_other_context.add();
+            return no(refusal);
+        }
+        let direct = match (one.stream.local_addr(), one.stream.peer_addr()) {
+            (Ok(local), Ok(remote)) => is_direct(local.ip(), remote.ip()),
+            _ => false,
+        };
+        if !hello.sealed && (self.hub.options.always_seal || !direct) {
+            counts.hellos_plain_refused.add();
+            return no(Refusal::PlainRefused);
+        }
+        let protection = hello.protection(keys::has_aes() && !self.hub.options.without_aes);
+        let mut state = channel.lock();
+        if let Some(error) = state.over()
+            && !state.wants_connection()
+        {
+            counts.hellos_closed_channel.add();
+            let reason = match error {
+                ChannelError::Ended { reason } => *reason,
+                _ => REASON_LOST,
+            };
+            return no(Refusal::Closed { reason });
+        }
+        if hello.incarnation <= state.incarnation {
+            counts.hellos_stale.add();
+            return no(Refusal::StaleIncarnation);
+        }
+        let now = Instant::now();
+        state.drop_carrier("the other side dialled again".to_owned(), now);
+        let answer = Answer::Yes { protection, lacking: state.lacking() };
+        let answered = answer
+            .encode(&one.hello, hello.incarnation, Some(&channel.keys))
+            .is_ok_and(|answer| (&one.stream).write(&answer).is_ok_and(|count| count == answer.len()));
+        // The incarnation is used up either way: its keys must never protect a second connection.
+        state.incarnation = hello.incarnation;
+        let carrier =
+            channel.carrier(one.stream, hello.incarnation, protection, self.hub.options.faults.next());
+        match carrier {
+            Ok(carrier) if answered => {
+                state.install(Box::new(carrier), hello.incarnation, hello.lacking, now)
+            }
+            Ok(_) => state.note_failure("the other side hung up while it was answered".to_owned()),
+            Err(error) => state.note_failure(error.to_string()),
+        }
+        drop(state);
+        channel.announce();
+        self.hub.arm();
+    }
+}
+
+impl Waiting {
+    /// Whether the hello is complete.
+    fn read(&mut self) -> io::Result<bool> {
+        while self.got < HELLO_BYTES {
+            match self.stream.read(&mut self.hello[self.got..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.got += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Says no, as far as the other side listens, and hangs up.
+fn refuse(one: &Waiting, refusal: Refusal, incarnation: u32, keys: Option<&ChannelKeys>) {
+    if let Ok(answer) = Answer::No(refusal).encode(&one.hello, incarnation, keys) {
+        // A fresh connection has room for it; a dialler that does not hear it tries again.
+        let _ = (&one.stream).write(&answer);
+    }
+}

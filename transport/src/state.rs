@@ -1,0 +1,487 @@
+//! A channel's state: what arrives and what is sent, through whichever carrier there is.
+//!
+//! No thread, no clock and no waiting here: time is an argument, and whoever holds the lock calls [`State::progress`].
+//! That is the thread that uses the channel while it waits, else the thread at the door, every 20 ms.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::carrier::{Carrier, CarrierError, Readiness, Sent};
+use crate::counters::Counts;
+use crate::error::ChannelError;
+use crate::frame::{Header, Kind};
+use crate::keys::Protection;
+use crate::window::{Incoming, Landed, ReceiveWindow, SendWindow, Slot, WINDOW_FRAMES};
+
+/// Released frames after which an acknowledgement is sent without waiting for a frame to carry it: the writer always
+/// has three quarters of its window, or word from the reader.
+const ACK_FRAMES: usize = WINDOW_FRAMES / 4;
+/// How long a released frame may stay unacknowledged.
+pub(crate) const ACK_AFTER: Duration = Duration::from_millis(20);
+
+/// Which side redials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Dialer,
+    Acceptor,
+}
+
+/// How long a channel waits for a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadlines {
+    pub(crate) open: Duration,
+    pub(crate) heal: Duration,
+}
+
+/// Where a channel is in its life.
+#[derive(Clone, Debug)]
+enum Phase {
+    /// No frame has come on any carrier yet.
+    Opening { since: Instant },
+    /// The carrier has proven itself.
+    Live,
+    /// The last proven carrier broke.
+    Healing { since: Instant },
+    /// Over.
+    Over(ChannelError),
+}
+
+/// What a closed channel still has to tell the other side.
+#[derive(Clone, Copy, Debug)]
+struct Farewell {
+    reason: u16,
+    until: Instant,
+}
+
+/// How much to take in at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TakeIn {
+    /// Up to the first frame that can be read: the shortest way to it.
+    First,
+    /// All there is.
+    All,
+}
+
+/// A moment's figures of a channel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChannelStats {
+    /// Bytes committed for the other side.
+    pub committed_bytes: u64,
+    /// Of them, those the other side is not done with.
+    pub unacknowledged_frames: usize,
+    /// Bytes that arrived, each counted once.
+    pub received_bytes: u64,
+    /// Frames sent again on a new carrier.
+    pub replayed_frames: u64,
+    /// Frames that arrived a second time and were dropped.
+    pub duplicate_frames: u64,
+    /// Number of the present or last connection, 0 before the first.
+    pub incarnation: u32,
+    /// How the present connection is protected; `None` while there is none.
+    pub protection: Option<Protection>,
+    /// Whether a connection is there and has proven itself.
+    pub live: bool,
+}
+
+/// See the module's text.
+pub(crate) struct State {
+    /// The channel in frame headers.
+    number: u16,
+    role: Role,
+    deadlines: Deadlines,
+    counts: Arc<Counts>,
+    phase: Phase,
+    carrier: Option<Box<dyn Carrier>>,
+    pub(crate) incarnation: u32,
+    /// Connections in a row that brought no frame.
+    barren: u32,
+    last_loss: String,
+    /// Whether a thread is dialling.
+    pub(crate) dialing: bool,
+    /// A direct connection's other end does not take plain frames.
+    pub(crate) always_sealed: bool,
+    send: SendWindow,
+    receive: ReceiveWindow,
+    /// Frames released, and since when, that no frame has acknowledged.
+    owed: usize,
+    owed_since: Option<Instant>,
+    /// Frames committed since arrivals were last looked at.
+    unlooked: usize,
+    /// Set by this side's close until the other side has been told, or cannot be told in time.
+    farewell: Option<Farewell>,
+    /// A thread is blocked until this channel can go on.
+    pub(crate) attended: bool,
+    /// A [`crate::Waker`] was used.
+    pub(crate) woken: bool,
+    replayed_frames: u64,
+    duplicate_frames: u64,
+}
+
+impl State {
+    pub(crate) fn new(
+        number: u16,
+        role: Role,
+        frame_bytes: u32,
+        deadlines: Deadlines,
+        counts: Arc<Counts>,
+        now: Instant,
+    ) -> State {
+        State {
+            number,
+            role,
+            deadlines,
+            counts,
+            phase: Phase::Opening { since: now },
+            carrier: None,
+            incarnation: 0,
+            barren: 0,
+            last_loss: match role {
+                Role::Dialer => "not dialled yet".to_owned(),
+                Role::Acceptor => "the other side has not dialled".to_owned(),
+            },
+            dialing: false,
+            always_sealed: false,
+            send: SendWindow::new(frame_bytes),
+            receive: ReceiveWindow::new(frame_bytes),
+            owed: 0,
+            owed_since: None,
+            unlooked: 0,
+            farewell: None,
+            attended: false,
+            woken: false,
+            replayed_frames: 0,
+            duplicate_frames: 0,
+        }
+    }
+
+    /// Why the channel is over, if it is.
+    pub(crate) fn over(&self) -> Option<&ChannelError> {
+        match &self.phase {
+            Phase::Over(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// A free slot to write into.
+    pub(crate) fn take_slot(&mut self) -> Option<Slot> {
+        self.send.take()
+    }
+
+    /// Queues a filled slot and sends what can be sent.
+    pub(crate) fn commit(&mut self, slot: Slot, len: u32, end: bool, now: Instant) {
+        self.send.push(slot, len, end);
+        self.unlooked += 1;
+        if self.unlooked >= ACK_FRAMES {
+            self.progress(now, TakeIn::All);
+        } else {
+            let pushed = self.push_out(now);
+            self.survive(pushed, now);
+        }
+    }
+
+    /// The next frame that has arrived.
+    pub(crate) fn pop(&mut self) -> Option<Incoming> {
+        self.receive.pop()
+    }
+
+    pub(crate) fn has_arrivals(&self) -> bool {
+        !self.receive.is_empty()
+    }
+
+    /// The reader is done with a frame.
+    pub(crate) fn release(&mut self, frame: Incoming, now: Instant) {
+        self.receive.release(frame);
+        self.owed += 1;
+        self.owed_since.get_or_insert(now);
+        if self.owed >= ACK_FRAMES {
+            let pushed = self.push_out(now);
+            self.survive(pushed, now);
+        }
+    }
+
+    /// Whether everything committed is with the system, or will never be.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.carrier.as_ref().is_some_and(|carrier| self.send.all_sent() && !carrier.is_stuck())
+    }
+
+    /// Moves what can be moved in both directions and sees to the deadlines. What goes wrong ends up in the phase.
+    pub(crate) fn progress(&mut self, now: Instant, take_in: TakeIn) {
+        let moved = self.push_out(now).and_then(|()| self.take_in(take_in)).and_then(|took| {
+            // What arrived may have made room, or be owed an acknowledgement.
+            if took { self.push_out(now) } else { Ok(()) }
+        });
+        self.survive(moved, now);
+        self.keep_deadlines(now);
+    }
+
+    fn header(&self, kind: Kind, end: bool, len: u32, seq: u64) -> Header {
+        Header {
+            channel: self.number,
+            kind,
+            end,
+            hops: 0,
+            len,
+            seq,
+            ack: self.receive.released(),
+            credit: 0,
+            crc32c: 0,
+        }
+    }
+
+    fn push_out(&mut self, now: Instant) -> Result<(), CarrierError> {
+        let Some(mut carrier) = self.carrier.take() else { return Ok(()) };
+        let pushed = self.push_into(&mut *carrier, now);
+        self.carrier = Some(carrier);
+        pushed
+    }
+
+    fn push_into(&mut self, carrier: &mut dyn Carrier, now: Instant) -> Result<(), CarrierError> {
+        if !carrier.flush()? {
+            return Ok(());
+        }
+        while let Some((frame, at, replay)) = self.send.unsent() {
+            let from = (at - frame.start) as usize;
+            let header = self.header(Kind::Data, frame.end, frame.len - from as u32, at);
+            if carrier.send(header, &frame.slot.bytes(frame.len as usize)[from..])? == Sent::Full {
+                return Ok(());
+            }
+            self.send.mark_sent();
+            self.owed = 0;
+            self.owed_since = None;
+            if replay {
+                self.replayed_frames += 1;
+                self.counts.frames_replayed.add();
+            }
+        }
+        if let Some(Farewell { reason, .. }) = self.farewell {
+            let header = self.header(Kind::Close, false, 2, self.send.next());
+            if carrier.send(header, &reason.to_le_bytes())? == Sent::Taken {
+                self.farewell = None;
+            }
+        } else if self.owes_ack(now) {
+            let header = self.header(Kind::Ack, false, 0, self.send.next());
+            if carrier.send(header, &[])? == Sent::Taken {
+                self.owed = 0;
+                self.owed_since = None;
+            }
+        }
+        Ok(())
+    }
+
+    fn owes_ack(&self, now: Instant) -> bool {
+        self.owed >= ACK_FRAMES || self.owed_since.is_some_and(|since| now >= since + ACK_AFTER)
+    }
+
+    /// Whether anything came.
+    fn take_in(&mut self, take_in: TakeIn) -> Result<bool, CarrierError> {
+        self.unlooked = 0;
+        let mut took = false;
+        while let Some(carrier) = &mut self.carrier {
+            if take_in == TakeIn::First && !self.receive.is_empty() {
+                break;
+            }
+            let Some(header) = carrier.receive(self.receive.landing())? else { break };
+            took = true;
+            self.arrived(header)?;
+        }
+        Ok(took)
+    }
+
+    fn arrived(&mut self, header: Header) -> Result<(), CarrierError> {
+        if header.channel != self.number {
+            self.counts.frames_other_channel.add();
+            return Ok(());
+        }
+        if let Phase::Opening { .. } | Phase::Healing { .. } = self.phase {
+            self.phase = Phase::Live;
+        }
+        self.barren = 0;
+        self.send.acknowledge(header.ack)?;
+        let over = self.over().is_some();
+        match header.kind {
+            Kind::Ack => {}
+            Kind::Data if over => self.counts.frames_closed_channel.add(),
+            Kind::Data => match self.receive.land(header.seq, header.len, header.end)? {
+                Landed::New => {}
+                Landed::Duplicate => {
+                    self.duplicate_frames += 1;
+                    self.counts.frames_duplicate.add();
+                }
+            },
+            Kind::Close => {
+                let reason =
+                    self.receive.landing().first_chunk::<2>().map_or(0, |two| u16::from_le_bytes(*two));
+                if !over {
+                    self.finish(ChannelError::Closed { reason });
+                }
+                self.carrier = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// A broken carrier is not the end: the channel waits for the next one.
+    fn survive(&mut self, moved: Result<(), CarrierError>, now: Instant) {
+        let Err(error) = moved else { return };
+        match &error {
+            CarrierError::Checksum => self.counts.checksum_errors.add(),
+            CarrierError::Seal => self.counts.seal_errors.add(),
+            CarrierError::Frame(_) | CarrierError::Window(_) => self.counts.frame_errors.add(),
+            CarrierError::Ended | CarrierError::Io(_) | CarrierError::Cut => {}
+        }
+        self.drop_carrier(error.to_string(), now);
+    }
+
+    /// Lets go of the carrier, if there is one, as if it had broken.
+    pub(crate) fn drop_carrier(&mut self, why: String, now: Instant) {
+        if self.carrier.take().is_none() {
+            return;
+        }
+        self.counts.carriers_lost.add();
+        self.last_loss = why;
+        match self.phase {
+            Phase::Live => self.phase = Phase::Healing { since: now },
+            Phase::Opening { .. } | Phase::Healing { .. } => self.barren = self.barren.saturating_add(1),
+            Phase::Over(_) => {}
+        }
+        tracing::debug!(channel = self.number, incarnation = self.incarnation, why = %self.last_loss, "carrier lost");
+    }
+
+    /// Records why an attempt to dial failed.
+    pub(crate) fn note_failure(&mut self, why: String) {
+        self.last_loss = why;
+    }
+
+    /// The instant by which a connection must have come, if one is missing.
+    pub(crate) fn connect_by(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Opening { since } => Some(since + self.deadlines.open),
+            Phase::Healing { since } => Some(since + self.deadlines.heal),
+            Phase::Live => None,
+            Phase::Over(_) => self.farewell.map(|farewell| farewell.until),
+        }
+    }
+
+    fn keep_deadlines(&mut self, now: Instant) {
+        if self.connect_by().is_none_or(|by| now < by) {
+            return;
+        }
+        let last = std::mem::take(&mut self.last_loss);
+        let error = match self.phase {
+            Phase::Opening { .. } => ChannelError::NotOpened { deadline: self.deadlines.open, last },
+            _ => ChannelError::Lost { deadline: self.deadlines.heal, last },
+        };
+        self.farewell = None;
+        self.finish(error);
+        self.carrier = None;
+    }
+
+    /// Ends the channel. What has arrived stays readable; what was not sent is not sent, except after [`State::close`].
+    pub(crate) fn finish(&mut self, error: ChannelError) {
+        if self.over().is_none() {
+            self.phase = Phase::Over(error);
+        }
+    }
+
+    /// Closes from this side: what is committed, then the reason, still goes out, if need be on a new connection, until
+    /// `until`. Later calls on the channel answer `error`. A channel that is over stays as it is.
+    pub(crate) fn close(&mut self, reason: u16, error: ChannelError, until: Instant, now: Instant) {
+        if self.over().is_some() {
+            return;
+        }
+        self.finish(error);
+        self.receive.forget_arrivals();
+        self.farewell = Some(Farewell { reason, until });
+        self.progress(now, TakeIn::All);
+    }
+
+    /// Whether a closed channel still waits for its last frames to leave, or for the other side to hang up.
+    pub(crate) fn is_lingering(&self) -> bool {
+        self.carrier.is_some() || self.farewell.is_some()
+    }
+
+    /// What was committed will not be sent any more.
+    pub(crate) fn abandon(&mut self) {
+        self.carrier = None;
+        self.farewell = None;
+        self.send.abandon();
+    }
+
+    /// The first byte the other side has to send on a new connection.
+    pub(crate) fn lacking(&self) -> u64 {
+        self.receive.received()
+    }
+
+    /// Whether a connection is of use: the channel goes on, or has something left to say.
+    pub(crate) fn wants_connection(&self) -> bool {
+        self.over().is_none() || self.farewell.is_some()
+    }
+
+    /// Whether a thread should be sent to dial; how many connections in a row were of no use.
+    pub(crate) fn wants_dial(&self) -> Option<u32> {
+        let lacks = self.carrier.is_none() && self.wants_connection();
+        (self.role == Role::Dialer && lacks && !self.dialing).then_some(self.barren)
+    }
+
+    /// Takes a new carrier; the other side lacks the byte `lacking` and those after it.
+    pub(crate) fn install(
+        &mut self,
+        carrier: Box<dyn Carrier>,
+        incarnation: u32,
+        lacking: u64,
+        now: Instant,
+    ) {
+        self.drop_carrier("replaced by a newer connection".to_owned(), now);
+        self.incarnation = incarnation;
+        self.counts.carriers.add();
+        if let Err(error) = self.send.rewind(lacking) {
+            self.finish(ChannelError::Protocol { what: error.to_string() });
+            return;
+        }
+        self.carrier = Some(carrier);
+        // An acknowledgement may have been lost with the old carrier; and a first frame proves the new one.
+        self.owed = ACK_FRAMES;
+        let pushed = self.push_out(now);
+        self.survive(pushed, now);
+    }
+
+    /// What to block on, and whether until it is writable.
+    pub(crate) fn readiness(&self) -> Option<(Readiness, bool)> {
+        self.carrier.as_ref().map(|carrier| (carrier.readiness(), carrier.is_stuck()))
+    }
+
+    /// The next instant at which [`State::progress`] has something to do by itself.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let ack = self.owed_since.filter(|_| self.carrier.is_some()).map(|since| since + ACK_AFTER);
+        [ack, self.connect_by()].into_iter().flatten().min()
+    }
+
+    /// Whether the door has to look after this channel if nobody else does.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        if self.over().is_some() {
+            return false;
+        }
+        match &self.carrier {
+            None => true,
+            Some(carrier) => {
+                carrier.is_stuck()
+                    || self.send.pending() > 0
+                    || self.owed > 0
+                    || !matches!(self.phase, Phase::Live)
+            }
+        }
+    }
+
+    pub(crate) fn stats(&self) -> ChannelStats {
+        ChannelStats {
+            committed_bytes: self.send.next(),
+            unacknowledged_frames: self.send.pending(),
+            received_bytes: self.receive.received(),
+            replayed_frames: self.replayed_frames,
+            duplicate_frames: self.duplicate_frames,
+            incarnation: self.incarnation,
+            protection: self.carrier.as_ref().map(|carrier| carrier.protection()),
+            live: self.carrier.is_some() && matches!(self.phase, Phase::Live),
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Channels between two endpoints on loopback, through their public face.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod healing;
+mod pair;
+mod processes;
+mod refusals;
+mod streaming;
+mod waiting;
