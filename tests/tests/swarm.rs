@@ -1,0 +1,284 @@
+//! Swarms of processes on loopback: forming, equal bits whatever the split, kills and restarts, cancelling.
+
+use std::thread::ScopedJoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use serde_json::{Value, json};
+use shoal_tests::agent::{Agent, Answer};
+use shoal_tests::bed::{Bed, MODEL};
+use shoal_tests::process::{
+    ELECT_PROMISE, LOAD_PROMISE, REFORM_PROMISE, Swarm, await_ready, instance, ranks,
+};
+use shoal_tests::wait::within;
+
+/// How long until nobody works for a client that went away: a step and the next.
+const CANCEL_PROMISE: Duration = Duration::from_secs(1);
+
+/// How long until the answers of an instance that lost a rank have ended.
+const END_PROMISE: Duration = Duration::from_secs(3);
+
+/// Prompts that were fixed before the first run.
+const PROMPTS: [&str; 20] = [
+    "What is the capital of France?",
+    "Write a haiku about the sea.",
+    "Explain why the sky is blue to a child.",
+    "List three prime numbers greater than ten.",
+    "Translate 'good morning' into Spanish.",
+    "What is 17 times 23?",
+    "Name the planets of the solar system.",
+    "Tell me a joke about a computer.",
+    "Who wrote Romeo and Juliet?",
+    "Summarise the story of Cinderella in one sentence.",
+    "def fibonacci(n):",
+    "How do I boil an egg?",
+    "Give me a synonym for 'happy'.",
+    "What happens when ice melts?",
+    "Write the alphabet backwards.",
+    "What colour do you get from blue and yellow?",
+    "Describe a forest in winter.",
+    "How many legs does a spider have?",
+    "\u{00bf}D\u{00f3}nde est\u{00e1} la biblioteca? \u{1f4da}",
+    "Continue: Once upon a time, in a land far away,",
+];
+
+fn chat(instance: &str, prompt: &str, max_tokens: u32) -> Value {
+    json!({
+        "model": instance, "temperature": 0, "max_tokens": max_tokens,
+        "messages": [{"role": "user", "content": prompt}],
+        "shoal": {"ignore_eos": true, "trace": true},
+    })
+}
+
+/// What must be equal: the tokens and the digest of their logits.
+fn trace(answer: &Answer) -> Result<(Value, Value)> {
+    ensure!(answer.done && answer.error.is_none(), "{answer:?}");
+    let (tokens, digest) = (&answer.trace["tokens"], &answer.trace["logits_sha256"]);
+    ensure!(tokens.is_array() && digest.is_string(), "no trace in {answer:?}");
+    Ok((tokens.clone(), digest.clone()))
+}
+
+fn joined(thread: ScopedJoinHandle<'_, Result<Answer>>) -> Result<Answer> {
+    thread.join().map_err(|_| anyhow!("a thread that asked has panicked"))?
+}
+
+/// Asks all prompts, `at_once` at a time.
+fn ask_all(agent: &Agent, id: &str, at_once: usize) -> Result<Vec<(Value, Value)>> {
+    let mut traces = Vec::new();
+    for prompts in PROMPTS.chunks(at_once) {
+        let answers: Vec<Result<Answer>> = std::thread::scope(|scope| {
+            let ask = |prompt: &&str| {
+                let request = chat(id, prompt, 64);
+                scope.spawn(move || agent.chat(&request))
+            };
+            let asked: Vec<_> = prompts.iter().map(ask).collect();
+            asked.into_iter().map(joined).collect()
+        });
+        for answer in answers {
+            traces.push(trace(&answer?)?);
+        }
+    }
+    Ok(traces)
+}
+
+#[test]
+fn bits_are_equal_on_one_two_three_and_five_nodes_alone_and_in_a_batch() -> Result<()> {
+    let swarm = Swarm::start(Bed::new("bits")?, &["400MB"; 5], |_, _| ())?;
+    let mut reference = None;
+    for stages in [1, 2, 3, 5] {
+        let asked = swarm.agent(stages % 5)?;
+        let request =
+            json!({"model": MODEL, "context": 256, "slots": 4, "parallel": format!("pipeline={stages}")});
+        let id = asked.serve(&request)?;
+        let placed = await_ready(asked, &id)?;
+        ensure!(ranks(&placed).len() == stages, "{placed}");
+        let alone = ask_all(asked, &id, 1)?;
+        let together = ask_all(asked, &id, 4)?;
+        for (index, (one, batch)) in alone.iter().zip(&together).enumerate() {
+            ensure!(one == batch, "prompt {index} on {stages} nodes differs alone and in a batch");
+        }
+        match &reference {
+            None => reference = Some(alone),
+            Some(reference) => {
+                for (index, (one, several)) in reference.iter().zip(&alone).enumerate() {
+                    ensure!(one == several, "prompt {index} differs on one and {stages} nodes");
+                }
+            }
+        }
+        within("each rank says that it computed", Duration::from_secs(2), || {
+            let status = asked.status()?;
+            let ranks = ranks(instance(&status, &id)?);
+            // 20 prompts of 64 tokens alone are as many steps; in a batch at least a quarter of them.
+            ensure!(ranks.iter().all(|(_, _, steps)| *steps > 20 * 64), "{ranks:?}");
+            Ok(())
+        })?;
+        let stop = asked.cli(&["stop", &id])?;
+        ensure!(stop.status.success(), "shoal stop: {}", String::from_utf8_lossy(&stop.stderr));
+    }
+    Ok(())
+}
+
+#[test]
+fn any_node_answers_and_two_streams_interleave() -> Result<()> {
+    let swarm = Swarm::start(Bed::new("streams")?, &["400MB"; 3], |_, _| ())?;
+    let request = json!({"model": MODEL, "context": 512, "slots": 2, "parallel": "pipeline=2"});
+    let id = swarm.agent(0)?.serve(&request)?;
+    await_ready(swarm.agent(0)?, &id)?;
+    await_ready(swarm.agent(2)?, &id)?;
+    let (a, b) = (swarm.agent(1)?, swarm.agent(2)?);
+    let (one, other) = std::thread::scope(|scope| {
+        let one = scope.spawn(|| a.chat(&chat(&id, PROMPTS[0], 200)));
+        let other = scope.spawn(|| b.chat(&chat(MODEL, PROMPTS[1], 200)));
+        (joined(one), joined(other))
+    });
+    let (one, other) = (one?, other?);
+    for (name, this, that) in [("first", &one, &other), ("second", &other, &one)] {
+        ensure!(this.done && this.finish_reason == "length", "{this:?}");
+        let half = this.pieces[this.pieces.len() / 2];
+        let end = *that.pieces.last().context("no text")?;
+        println!("the {name} stream has half of its text after {half:?}, the other ends after {end:?}");
+        ensure!(half < end, "the other stream ended before the {name} had half");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_client_that_goes_away_frees_its_slot() -> Result<()> {
+    let swarm = Swarm::start(Bed::new("cancel")?, &["400MB"; 2], |_, _| ())?;
+    let agent = swarm.agent(1)?;
+    let id = agent.serve(&json!({"model": MODEL, "context": 2048, "slots": 1, "parallel": "pipeline=2"}))?;
+    await_ready(agent, &id)?;
+    let mut stream = agent.stream(&chat(&id, PROMPTS[9], 1500))?;
+    stream.advance_to(3)?;
+    drop(stream);
+    within("the slot is free", CANCEL_PROMISE, || {
+        let status = agent.status()?;
+        let active = &instance(&status, &id)?["active"];
+        ensure!(*active == 0, "active: {active}");
+        Ok(())
+    })?;
+    let answer = agent.chat(&chat(&id, PROMPTS[0], 8))?;
+    trace(&answer)?;
+    Ok(())
+}
+
+/// Two nodes share an instance; one is killed with `kill -9` while it answers through the other.
+fn killed_mid_answer(name: &str, kill_head: bool) -> Result<()> {
+    let mut swarm = Swarm::start(Bed::new(name)?, &["400MB"; 2], |_, _| ())?;
+    let id =
+        swarm.agent(0)?.serve(&json!({"model": MODEL, "context": 1024, "slots": 2, "parallel": "auto"}))?;
+    let split = swarm
+        .agent(0)?
+        .serve(&json!({"model": MODEL, "context": 1024, "slots": 2, "parallel": "pipeline=2"}))?;
+    await_ready(swarm.agent(0)?, &id)?;
+    let placed = await_ready(swarm.agent(0)?, &split)?;
+    let head = placed["head"].clone();
+    let head = usize::from(swarm.agent(1)?.node() == head);
+    let (victim, other) = if kill_head { (head, 1 - head) } else { (1 - head, head) };
+    let mut stream = swarm.agent(other)?.stream(&chat(&split, PROMPTS[9], 900))?;
+    stream.advance_to(5)?;
+    swarm.agent_mut(victim)?.kill()?;
+    let start = std::time::Instant::now();
+    let answer = stream.finish()?;
+    println!(
+        "the stream ended {:.2} s after the kill (promised {END_PROMISE:?})",
+        start.elapsed().as_secs_f64()
+    );
+    let error = answer.error.as_ref().context("no error event")?;
+    ensure!(answer.done, "the stream has no proper end: {answer:?}");
+    ensure!(
+        error["message"].is_string() && error["type"].is_string() && error["code"].is_string(),
+        "{error}"
+    );
+    println!("the client is told: {error}");
+
+    // What fits the one that is left is placed there; what needs two nodes says so.
+    swarm.await_formed("the one left leads", REFORM_PROMISE)?;
+    let left = swarm.agent(other)?;
+    let status = within("the instance for one node is placed on the one left", LOAD_PROMISE, || {
+        let status = left.status()?;
+        let instance = instance(&status, &id)?;
+        let here = ranks(instance).iter().all(|(node, _, _)| node == left.node());
+        ensure!(instance["state"] == "ready" && here, "{instance}");
+        Ok(status)
+    })?;
+    let waiting = instance(&status, &split)?;
+    ensure!(waiting["reason"]["message"].is_string(), "no reason in {waiting}");
+    trace(&left.chat(&chat(&id, PROMPTS[0], 8))?)?;
+
+    // It comes back, and so does the instance that needs both.
+    swarm.agent_mut(victim)?.restart()?;
+    swarm.await_formed("both again", REFORM_PROMISE)?;
+    await_ready(swarm.agent(victim)?, &split)?;
+    trace(&swarm.agent(victim)?.chat(&chat(&split, PROMPTS[0], 8))?)?;
+    Ok(())
+}
+
+#[test]
+fn the_head_is_killed_mid_answer() -> Result<()> {
+    killed_mid_answer("kill-head", true)
+}
+
+#[test]
+fn the_last_stage_is_killed_mid_answer() -> Result<()> {
+    killed_mid_answer("kill-last", false)
+}
+
+#[test]
+fn the_scheduler_is_killed_and_another_leads() -> Result<()> {
+    let mut swarm = Swarm::start(Bed::new("elect")?, &["400MB"; 3], |_, _| ())?;
+    let leader = swarm.await_formed("three nodes", ELECT_PROMISE)?;
+    swarm.agent_mut(leader)?.kill()?;
+    swarm.await_formed("another leads", ELECT_PROMISE)?;
+    Ok(())
+}
+
+#[test]
+fn a_pause_of_two_seconds_is_no_death() -> Result<()> {
+    let mut swarm = Swarm::start(Bed::new("pause")?, &["400MB"; 3], |_, _| ())?;
+    let leader = swarm.await_formed("three nodes", ELECT_PROMISE)?;
+    let paused = (leader + 1) % 3;
+    let node = swarm.agent(paused)?.node().to_owned();
+    let watch = swarm.agent(leader)?;
+    swarm.agent(paused)?.signal("STOP")?;
+    let watched = shoal_tests::wait::steadily("a paused node is not gone", Duration::from_secs(2), || {
+        let status = watch.status()?;
+        let state = shoal_tests::process::node_state(&status, &node);
+        ensure!(state != Some("gone"), "it is {state:?}");
+        Ok(())
+    });
+    swarm.agent(paused)?.signal("CONT")?;
+    watched?;
+    swarm.await_formed("all three as before", ELECT_PROMISE)?;
+    Ok(())
+}
+
+#[test]
+fn everything_restarts_and_the_instance_is_served_again() -> Result<()> {
+    let mut swarm = Swarm::start(Bed::new("restart")?, &["400MB"; 3], |_, _| ())?;
+    let id = swarm
+        .agent(0)?
+        .serve(&json!({"model": MODEL, "context": 256, "slots": 1, "parallel": "pipeline=3"}))?;
+    await_ready(swarm.agent(0)?, &id)?;
+    let before = trace(&swarm.agent(1)?.chat(&chat(&id, PROMPTS[3], 16))?)?;
+    for index in 0..3 {
+        swarm.agent_mut(index)?.kill()?;
+    }
+    for index in [2, 0, 1] {
+        swarm.agent_mut(index)?.restart()?;
+    }
+    swarm.await_formed("three nodes again", REFORM_PROMISE)?;
+    await_ready(swarm.agent(2)?, &id)?;
+    let after = trace(&swarm.agent(2)?.chat(&chat(&id, PROMPTS[3], 16))?)?;
+    ensure!(before == after, "{before:?} {after:?}");
+    Ok(())
+}
+
+#[test]
+fn ctrl_c_leaves_cleanly() -> Result<()> {
+    let mut swarm = Swarm::start(Bed::new("leave")?, &["400MB"; 2], |_, _| ())?;
+    let status = swarm.agent_mut(1)?.stop()?;
+    ensure!(status.code() == Some(130), "ended with {status}");
+    swarm.await_formed("the other goes on alone", REFORM_PROMISE)?;
+    Ok(())
+}
