@@ -3,12 +3,15 @@
 //! Run by `tests/run netns`, which gives each test process a machine's worth of namespaces of its own. Without the right
 //! to make namespaces the suite is skipped there; a test started by hand then fails and says so.
 
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use shoal_tests::agent::{Agent, list};
 use shoal_tests::bed::{Bed, MODEL};
+use shoal_tests::http::{self, Target};
 use shoal_tests::netns::Lan;
 use shoal_tests::process::{
     ELECT_PROMISE, FORM_PROMISE, REFORM_PROMISE, await_ready, formed, instance, node_state, ranks,
@@ -53,6 +56,34 @@ fn four(lan: &Lan, bed: &Bed, order: [usize; 4]) -> Result<Vec<Agent>> {
     await_formed(&format!("four hosts, started as {order:?}, are one swarm"), &refs(&agents), FORM_PROMISE)?;
     agents.sort_by(|a, b| a.name().cmp(b.name()));
     Ok(agents)
+}
+
+#[test]
+fn the_bed_joins_hosts_cuts_them_off_and_leaves_nothing() -> Result<()> {
+    let lan = Lan::new(2)?;
+    let bed = Bed::new("bed")?;
+    let (server, client) = (lan.spec(&bed, 0)?, lan.spec(&bed, 1)?);
+    let mut server = Command::new("ip")
+        .args(["netns", "exec", &server.namespace.context("no namespace")?])
+        .args(["python3", "-m", "http.server", "--bind", "10.77.0.1", "--directory"])
+        .args([bed.path(), Path::new("8000")])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let target = Target { addr: "10.77.0.1:8000".parse()?, namespace: client.namespace };
+    let ask =
+        || http::send(&target, "GET", "/", &[], None, Duration::from_secs(1)).map(|answer| answer.status);
+    let asked = within("one host reaches the other", Duration::from_secs(2), ask);
+    let parted = lan.split(&[1]).map(|()| ask().is_err());
+    let healed = lan.heal().and_then(|()| within("and again", Duration::from_secs(2), ask));
+    server.kill()?;
+    server.wait()?;
+    ensure!(asked? == 200 && parted? && healed? == 200, "the bridge does not do what it should");
+    drop(lan);
+    let list = Command::new("ip").args(["netns", "list"]).output()?;
+    let mine = format!("shoalt{}-", std::process::id());
+    ensure!(!String::from_utf8_lossy(&list.stdout).contains(&mine), "namespaces are left");
+    Ok(())
 }
 
 #[test]
