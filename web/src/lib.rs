@@ -10,6 +10,7 @@
 //!         -> openai     /v1/...       chat completions and models, as OpenAI's clients speak
 //!         -> control    /api/v1/...   the swarm: status, plan, serve, stop, open, models
 //!         -> events     /api/v1/events  the same as a stream of changes
+//!         -> page       /             the dashboard, embedded in the binary
 //! ```
 //!
 //! # What a browser may do
@@ -42,6 +43,7 @@ mod body;
 mod control;
 mod generate;
 mod openai;
+mod page;
 mod router;
 mod server;
 mod sse;

@@ -10,7 +10,7 @@ use axum::routing::{delete, get, post};
 
 use crate::api::{ApiError, ErrorKind};
 use crate::events::Feed;
-use crate::{Generate, SwarmView, control, events, gate, openai};
+use crate::{Generate, SwarmView, control, events, gate, openai, page};
 
 /// What a router needs to know of its surroundings.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +48,7 @@ pub fn router(generate: Arc<dyn Generate>, swarm: Arc<dyn SwarmView>, options: O
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{*id}", get(openai::model))
+        .merge(page::routes())
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(gate, gate::check))
@@ -58,7 +59,9 @@ async fn not_found(request: Request) -> Response {
     let path = request.uri().path();
     let error =
         ApiError::new(ErrorKind::NotFound, "not_found", format!("there is no {} {path}", request.method()))
-            .fix("this version has /v1/chat/completions, /v1/models, /health, /api/v1/swarm");
+            .fix(
+                "this version has /v1/chat/completions, /v1/models, /health, /api/v1/swarm and the page at /",
+            );
     gate::refuse(path, &error)
 }
 

@@ -9,4 +9,5 @@ mod events;
 mod fake;
 mod gate;
 mod models;
+mod page;
 mod server;
