@@ -1,12 +1,15 @@
 //! Swarms of processes on loopback: forming, equal bits whatever the split, kills and restarts, cancelling.
 
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 use shoal_tests::agent::{Agent, Answer};
-use shoal_tests::bed::{Bed, MODEL};
+use shoal_tests::bed::{Bed, MODEL, model_dir};
 use shoal_tests::process::{
     ELECT_PROMISE, LOAD_PROMISE, REFORM_PROMISE, Swarm, await_ready, instance, ranks,
 };
@@ -51,7 +54,9 @@ fn chat(instance: &str, prompt: &str, max_tokens: u32) -> Value {
 }
 
 /// What must be equal: the tokens and the digest of their logits.
-fn trace(answer: &Answer) -> Result<(Value, Value)> {
+type Trace = (Value, Value);
+
+fn trace(answer: &Answer) -> Result<Trace> {
     ensure!(answer.done && answer.error.is_none(), "{answer:?}");
     let (tokens, digest) = (&answer.trace["tokens"], &answer.trace["logits_sha256"]);
     ensure!(tokens.is_array() && digest.is_string(), "no trace in {answer:?}");
@@ -63,7 +68,7 @@ fn joined(thread: ScopedJoinHandle<'_, Result<Answer>>) -> Result<Answer> {
 }
 
 /// Asks all prompts, `at_once` at a time.
-fn ask_all(agent: &Agent, id: &str, at_once: usize) -> Result<Vec<(Value, Value)>> {
+fn ask_all(agent: &Agent, id: &str, at_once: usize) -> Result<Vec<Trace>> {
     let mut traces = Vec::new();
     for prompts in PROMPTS.chunks(at_once) {
         let answers: Vec<Result<Answer>> = std::thread::scope(|scope| {
@@ -81,6 +86,63 @@ fn ask_all(agent: &Agent, id: &str, at_once: usize) -> Result<Vec<(Value, Value)
     Ok(traces)
 }
 
+/// That the answers to the same prompts have the same tokens and logits, to the bit.
+fn same(these: &[Trace], those: &[Trace]) -> Result<()> {
+    ensure!(these.len() == those.len(), "{} and {} answers", these.len(), those.len());
+    for (index, (this, that)) in these.iter().zip(those).enumerate() {
+        ensure!(this.0 == that.0, "the tokens of prompt {index} differ: {} {}", this.0, that.0);
+        ensure!(this.1 == that.1, "the logits of prompt {index} differ");
+    }
+    Ok(())
+}
+
+/// A copy of the model folder in which one bit in each 64 KiB of the second half of the model is another, behind the back
+/// of the store: sizes and times stay.
+fn perturbed_models(bed: &Bed) -> Result<PathBuf> {
+    let copy = bed.path().join("perturbed");
+    let copied = Command::new("cp").arg("-rp").arg(model_dir()?).arg(&copy).status()?;
+    ensure!(copied.success(), "cp: {copied}");
+    let mut blobs = 0;
+    for entry in fs::read_dir(copy.join("blobs"))? {
+        let path = entry?.path();
+        let time = fs::metadata(&path)?.modified()?;
+        let mut bytes = fs::read(&path)?;
+        let half = bytes.len() / 2;
+        bytes[half..].iter_mut().step_by(1 << 16).for_each(|byte| *byte ^= 1);
+        fs::remove_file(&path)?;
+        fs::write(&path, &bytes)?;
+        fs::File::options().write(true).open(&path)?.set_modified(time)?;
+        blobs += 1;
+    }
+    ensure!(blobs > 0, "no blobs in {}", copy.display());
+    Ok(copy)
+}
+
+/// The comparison above would find a stage that computes something else.
+#[test]
+fn a_stage_that_is_perturbed_on_purpose_is_found_out() -> Result<()> {
+    let bed = Bed::new("perturbed")?;
+    let wrong = perturbed_models(&bed)?;
+    let swarm = Swarm::start(bed, &["400MB"; 3], |index, spec| {
+        if index == 2 {
+            spec.model_dir.clone_from(&wrong);
+        }
+    })?;
+    let answers = |with: usize| {
+        let nodes = [swarm.agent(0)?.node(), swarm.agent(with)?.node()];
+        let request =
+            json!({"model": MODEL, "context": 256, "slots": 1, "parallel": "pipeline=2", "nodes": nodes});
+        let id = swarm.agent(0)?.serve(&request)?;
+        await_ready(swarm.agent(0)?, &id)?;
+        let ask = |prompt: &&str| trace(&swarm.agent(0)?.chat(&chat(&id, prompt, 16))?);
+        PROMPTS[..3].iter().map(ask).collect::<Result<Vec<Trace>>>()
+    };
+    let right = answers(1)?;
+    same(&right, &answers(1)?).context("twice the same")?;
+    ensure!(same(&right, &answers(2)?).is_err(), "one stage had other weights, and nobody noticed");
+    Ok(())
+}
+
 #[test]
 fn bits_are_equal_on_one_two_three_and_five_nodes_alone_and_in_a_batch() -> Result<()> {
     let swarm = Swarm::start(Bed::new("bits")?, &["400MB"; 5], |_, _| ())?;
@@ -94,16 +156,10 @@ fn bits_are_equal_on_one_two_three_and_five_nodes_alone_and_in_a_batch() -> Resu
         ensure!(ranks(&placed).len() == stages, "{placed}");
         let alone = ask_all(asked, &id, 1)?;
         let together = ask_all(asked, &id, 4)?;
-        for (index, (one, batch)) in alone.iter().zip(&together).enumerate() {
-            ensure!(one == batch, "prompt {index} on {stages} nodes differs alone and in a batch");
-        }
+        same(&alone, &together).with_context(|| format!("{stages} nodes, alone and in a batch"))?;
         match &reference {
             None => reference = Some(alone),
-            Some(reference) => {
-                for (index, (one, several)) in reference.iter().zip(&alone).enumerate() {
-                    ensure!(one == several, "prompt {index} differs on one and {stages} nodes");
-                }
-            }
+            Some(reference) => same(reference, &alone).with_context(|| format!("one node and {stages}"))?,
         }
         within("each rank says that it computed", Duration::from_secs(2), || {
             let status = asked.status()?;
