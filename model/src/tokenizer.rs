@@ -202,6 +202,12 @@ impl Tokenizer {
         Ok(tokens)
     }
 
+    /// A lower bound on the tokens of a text: every token stands for at most so many bytes. So a prompt that is far too
+    /// long for any context is known without the work of encoding it.
+    pub fn least_tokens(&self, text: &str) -> usize {
+        text.len() / self.pieces.longest.max(1)
+    }
+
     fn encode_plain(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), EncodeError> {
         let text = self.pre.normalize(text);
         self.pre.words(&text, &mut |word| {
@@ -290,17 +296,21 @@ struct Pieces {
     /// One past the last byte of each token.
     ends: Vec<usize>,
     hidden: Vec<bool>,
+    /// Bytes of the longest.
+    longest: usize,
 }
 
 impl Pieces {
     fn new(vocabulary: &Vocabulary<'_>) -> Pieces {
-        let mut pieces = Pieces { bytes: Vec::new(), ends: Vec::new(), hidden: Vec::new() };
+        let mut pieces = Pieces { bytes: Vec::new(), ends: Vec::new(), hidden: Vec::new(), longest: 0 };
         for (_, text, kind) in vocabulary.entries() {
+            let start = pieces.bytes.len();
             match alphabet::read(text).filter(|_| kind == Kind::Text) {
                 Some(bytes) => pieces.bytes.extend(bytes),
                 None => pieces.bytes.extend(text.as_bytes()),
             }
             pieces.ends.push(pieces.bytes.len());
+            pieces.longest = pieces.longest.max(pieces.bytes.len() - start);
             pieces.hidden.push(matches!(kind, Kind::Control | Kind::Unused));
         }
         pieces.bytes.shrink_to_fit();

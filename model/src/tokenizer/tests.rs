@@ -77,6 +77,14 @@ fn bytes_of_any_id() {
 }
 
 #[test]
+fn the_least_tokens_of_a_text() {
+    let tokenizer = tokenizer(&small()).unwrap();
+    // "<|endoftext|>" is the longest, with 13 bytes.
+    assert_eq!(tokenizer.least_tokens(&"x".repeat(131)), 10);
+    assert_eq!(tokenizer.least_tokens(""), 0);
+}
+
+#[test]
 fn a_prompt_begins_as_the_model_wants_it() {
     assert_eq!(tokenizer(&small()).unwrap().encode_prompt("on").unwrap(), [ON]);
     let mut file = small();
