@@ -18,7 +18,9 @@
 //! | file | subject |
 //! |---|---|
 //! | `consensus/rules.rs` | the decisions, as functions |
-//! | `consensus/core.rs` | what a node knows: its place, its peers, the fence; answers to messages |
+//! | `consensus/core.rs` | what a node knows: its group, its peers, the fence, the view |
+//! | `consensus/moves.rs` | how it changes its group |
+//! | `consensus/answers.rs` | what it answers to messages |
 //! | `consensus/driver.rs` | what happens by the clock: elections, beginning anew, who is yielded to |
 //! | `consensus/errands.rs` | what takes several messages: yielding, taking nodes in, changing who votes |
 //! | `consensus/propose.rs` | the way of a command to the leader |
@@ -34,6 +36,7 @@ use tokio::task::JoinHandle;
 
 use crate::{Command, GroupId, NodeId, Outcome, Refusal, State, Token};
 
+mod answers;
 mod core;
 mod driver;
 mod errands;
@@ -41,11 +44,14 @@ mod group;
 mod link;
 mod log;
 mod machine;
+mod moves;
 pub mod network;
 mod propose;
 pub mod raft;
 mod rules;
 pub mod store;
+#[cfg(test)]
+mod tests;
 
 pub use network::{Beat, Gone, Message, Network, Unreachable};
 pub use store::{Change, MemoryStore, Store, StoreError};

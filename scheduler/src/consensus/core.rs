@@ -1,4 +1,4 @@
-//! What a node knows of its place in a group and of the others, and its answers to their messages.
+//! What the tasks of one node share: its place in a group, the others as last heard, the fence, and the view made of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -9,13 +9,13 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::group::{Ground, Group};
-use super::network::{Message, RaftCall, Yield};
+use super::moves::{self, Place};
 use super::raft::RaftNode;
 use super::rules::{self, Weight};
 use super::store::{get, put};
-use super::{Beat, Config, Gone, Network, NotObeyed, Role, StartError, Store, StoreError, View, lock};
+use super::{Beat, Config, Gone, Network, NotObeyed, Role, StartError, Store, View, lock};
 use crate::state::MAX_MEMBERS;
-use crate::{Absorb, Command, GroupId, NodeId, Stamp, State, Token};
+use crate::{GroupId, NodeId, State, Token};
 
 /// Key of the highest token obeyed.
 const FENCE: &str = "fence";
@@ -30,34 +30,17 @@ pub(super) type Metrics = RaftMetrics<u64, RaftNode>;
 pub(super) struct Core {
     pub(super) config: Config,
     pub(super) ground: Ground,
-    place: Mutex<Place>,
+    pub(super) place: Mutex<Place>,
     /// Held while the place changes: one change at a time.
-    moving: tokio::sync::Mutex<()>,
+    pub(super) moving: tokio::sync::Mutex<()>,
     peers: Mutex<BTreeMap<NodeId, Peer>>,
     fence: tokio::sync::Mutex<()>,
-    obeyed: Mutex<Token>,
-    outranked: Mutex<Token>,
+    pub(super) obeyed: Mutex<Token>,
+    /// Highest token that a node is known to have answered a command of this one with.
+    pub(super) outranked: Mutex<Token>,
     /// A `Yield` is out: until it is answered, no other is accepted.
     pub(super) yielding: std::sync::atomic::AtomicBool,
     view: watch::Sender<Arc<View>>,
-}
-
-/// Where a node stands.
-#[derive(Clone)]
-pub(super) enum Place {
-    /// In a group.
-    In(Arc<Group>),
-    /// Between two groups, until a leader takes it in. Its old group is still on disk.
-    Waiting(Arc<Waiting>),
-    /// Stopped.
-    Stopped,
-}
-
-/// A node between two groups.
-pub(super) struct Waiting {
-    pub(super) since: Instant,
-    /// What it knew when it left: what it begins anew from if nobody takes it in.
-    pub(super) state: State,
 }
 
 /// Another node, as last heard.
@@ -120,7 +103,7 @@ impl Core {
             Some(group) => Place::In(Arc::new(group)),
             None => {
                 let mut state = State::founded_by(&config.node, &config.name);
-                state.group = new_group(&config);
+                state.group = moves::new_group(&config);
                 if obeyed != Token::default() {
                     state.number = obeyed.number.saturating_add(1);
                 }
@@ -198,13 +181,20 @@ impl Core {
         lock(&self.peers).get(node).cloned()
     }
 
-    /// The nodes heard lately, without those that `state` says were removed from the swarm.
-    pub(super) fn fresh(&self, state: &State) -> BTreeMap<NodeId, Peer> {
+    /// The nodes heard lately.
+    pub(super) fn in_sight(&self) -> BTreeMap<NodeId, Peer> {
         let now = Instant::now();
         let fresh = |peer: &Peer| peer.gone.is_none() && now - peer.heard <= self.config.timing.fresh;
         let peers = lock(&self.peers);
-        let here = peers.iter().filter(|(node, peer)| fresh(peer) && !state.removed.contains_key(*node));
+        let here = peers.iter().filter(|(_, peer)| fresh(peer));
         here.map(|(node, peer)| (node.clone(), peer.clone())).collect()
+    }
+
+    /// The nodes heard lately, without those that `state` says were removed from the swarm.
+    pub(super) fn fresh(&self, state: &State) -> BTreeMap<NodeId, Peer> {
+        let mut fresh = self.in_sight();
+        fresh.retain(|node, _| !state.removed.contains_key(node));
+        fresh
     }
 
     // ---- this node --------------------------------------------------------------------------------------------------
@@ -310,7 +300,9 @@ impl Core {
             (false, true) => Role::Voter,
             (false, false) => Role::Learner,
         };
-        let commands = standing.leads && self.highest_obeyed(group.id, &progress.state) <= token;
+        // A new leader knows everything once the first entry of its own round is applied.
+        let knows_all = progress.last.is_some_and(|last| last.leader_id.term == term);
+        let commands = standing.leads && knows_all && self.highest_obeyed(group.id, &progress.state) <= token;
         // Until the group's own state has come, what the node knew before is the better answer.
         let state = if progress.last.is_some() { progress.state } else { Arc::new(group.known()) };
         let number = token.number;
@@ -348,169 +340,6 @@ impl Core {
         self.ground.wake.notify_one();
     }
 
-    // ---- changes of place -------------------------------------------------------------------------------------------
-
-    /// Leaves the group and waits to be taken into another. Nothing happens if the node is no longer in it.
-    pub(super) async fn leave(&self, group: &Arc<Group>) {
-        let _one_at_a_time = self.moving.lock().await;
-        if !self.is_in(group) {
-            return;
-        }
-        group.shutdown().await;
-        let waiting = Waiting { since: Instant::now(), state: group.known() };
-        *lock(&self.place) = Place::Waiting(Arc::new(waiting));
-        tracing::info!(group = %group.id, "left the group; waiting to be taken into another");
-        self.publish();
-    }
-
-    /// Founds a group of one on what the node knows, with a number above its own and above every token known to have been
-    /// obeyed. Nothing happens if the node is no longer at `from`.
-    pub(super) async fn begin_anew(&self, from: &Place) -> Result<(), StartError> {
-        let _one_at_a_time = self.moving.lock().await;
-        let mut state = match (from, self.place()) {
-            (Place::In(then), Place::In(now)) if Arc::ptr_eq(then, &now) => {
-                now.shutdown().await;
-                now.known()
-            }
-            (Place::Waiting(then), Place::Waiting(now)) if Arc::ptr_eq(then, &now) => now.state.clone(),
-            _ => return Ok(()),
-        };
-        let heard = self.fresh(&state).values().map(|peer| peer.beat.obeyed.number).max().unwrap_or_default();
-        let obeyed = lock(&self.obeyed).number.max(lock(&self.outranked).number).max(heard);
-        state.number = state.number.max(obeyed).saturating_add(1);
-        state.group = new_group(&self.config);
-        state.removed.remove(self.me());
-        let stamp = Stamp { number: state.number, index: 0 };
-        let member = state.members.entry(self.me().clone());
-        member.or_insert_with(|| crate::Member { name: self.config.name.clone(), added: stamp });
-        let group = Group::found(&self.ground, state).await?;
-        tracing::info!(group = %group.id, "began anew as a group of one");
-        *lock(&self.place) = Place::In(Arc::new(group));
-        self.publish();
-        Ok(())
-    }
-
-    async fn take(&self, group: GroupId, raft_id: u64, applied: u64) -> Result<bool, StartError> {
-        let _one_at_a_time = self.moving.lock().await;
-        let waiting = match self.place() {
-            // The leader asks again because our answer was lost.
-            Place::In(now) => return Ok(now.id == group && now.raft_id == raft_id),
-            Place::Waiting(waiting) => waiting,
-            Place::Stopped => return Ok(false),
-        };
-        let joined = Group::join(&self.ground, group, raft_id, applied, waiting.state.clone()).await?;
-        *lock(&self.place) = Place::In(Arc::new(joined));
-        tracing::info!(%group, raft_id, "taken into the group");
-        self.publish();
-        Ok(true)
-    }
-
-    pub(super) async fn stop(&self) {
-        let _one_at_a_time = self.moving.lock().await;
-        let place = std::mem::replace(&mut *lock(&self.place), Place::Stopped);
-        if let Place::In(group) = place {
-            group.shutdown().await;
-        }
-    }
-
-    // ---- answers ----------------------------------------------------------------------------------------------------
-
-    pub(super) async fn receive(&self, from: &NodeId, message: Message) -> Message {
-        match message {
-            Message::Raft { group, to, call } => self.answer_raft(group, to, call).await,
-            Message::Propose { command, deadline_ms } => {
-                let longest = self.config.timing.propose;
-                let deadline = Instant::now() + Duration::from_millis(deadline_ms).min(longest);
-                // What only a leader may propose it proposes itself.
-                let internal =
-                    matches!(command, Command::Absorb(_) | Command::GiveRaftId | Command::RaiseAbove { .. });
-                let proposed = if internal {
-                    Err(super::ProposeError::NotLeader)
-                } else {
-                    self.propose_here(command, deadline).await
-                };
-                Message::Proposed(proposed)
-            }
-            Message::Yield(offer) => self.answer_yield(from, offer).await,
-            Message::Take { group, raft_id, applied } => match self.take(group, raft_id, applied).await {
-                Ok(true) => Message::Taken,
-                Ok(false) => Message::No,
-                Err(e) => {
-                    tracing::error!("cannot join group {group}: {}", chain(&e));
-                    Message::No
-                }
-            },
-            Message::Moved { group } => {
-                self.leave_if(|now| now.id == group && self.leads_here(from, now)).await;
-                Message::Done
-            }
-            Message::Outcast { group, raft_id } => {
-                self.leave_if(|now| now.id == group && now.raft_id == raft_id).await;
-                Message::Done
-            }
-            Message::RaftAnswer(_)
-            | Message::NotHere
-            | Message::Proposed(_)
-            | Message::Yes
-            | Message::No
-            | Message::Taken
-            | Message::Done => Message::No,
-        }
-    }
-
-    async fn answer_raft(&self, group: GroupId, to: u64, call: RaftCall) -> Message {
-        match self.place() {
-            Place::In(now) if now.id == group && now.raft_id == to => {
-                Message::RaftAnswer(now.answer(call).await)
-            }
-            _ => Message::NotHere,
-        }
-    }
-
-    async fn leave_if(&self, condition: impl Fn(&Group) -> bool) {
-        if let Place::In(group) = self.place()
-            && condition(&group)
-        {
-            self.leave(&group).await;
-        }
-    }
-
-    /// Whether Raft, as known here, says that `node` leads the group.
-    fn leads_here(&self, node: &NodeId, group: &Group) -> bool {
-        let standing = self.standing(group);
-        let leader = standing.metrics.current_leader.and_then(|raft_id| standing.node(raft_id));
-        leader == Some(node)
-    }
-
-    async fn answer_yield(&self, from: &NodeId, offer: Yield) -> Message {
-        let Place::In(group) = self.place() else {
-            return Message::No;
-        };
-        let (standing, state) = (self.standing(&group), group.progress().state);
-        let busy = self.yielding.load(std::sync::atomic::Ordering::SeqCst);
-        if !standing.leads || busy || offer.group == group.id || state.removed.contains_key(from) {
-            return Message::No;
-        }
-        if self.weight(&group, &standing, &state) <= (offer.size, offer.number, offer.group) {
-            return Message::No;
-        }
-        let mut alive = offer.alive;
-        alive.extend(self.fresh(&state).into_keys());
-        alive.extend([from.clone(), self.me().clone()]);
-        let absorb = Absorb { state: offer.state, obeyed: offer.obeyed, alive };
-        let deadline = Instant::now() + self.config.timing.attempt;
-        match self.propose_here(Command::Absorb(absorb), deadline).await {
-            Ok(_) => {
-                tracing::info!(%from, group = %offer.group, "took over the state of a group that yielded");
-                Message::Yes
-            }
-            Err(e) => {
-                tracing::info!(%from, "did not take over the state of a group that yielded: {e}");
-                Message::No
-            }
-        }
-    }
-
     /// The voters in sight, this node included, as Raft ids: those heard lately at the ids that they vote under.
     pub(super) fn voters_in_sight(&self, group: &Group, standing: &Standing, state: &State) -> BTreeSet<u64> {
         let fresh = self.fresh(state);
@@ -531,18 +360,8 @@ impl Core {
     }
 }
 
-fn new_group(config: &Config) -> GroupId {
-    GroupId(u128::from((config.random)()) << 64 | u128::from((config.random)()))
-}
-
 /// An error with its causes.
 pub(super) fn chain(e: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(e), |e| e.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
-impl From<StoreError> for NotObeyed {
-    fn from(e: StoreError) -> Self {
-        Self::Store(e)
-    }
 }

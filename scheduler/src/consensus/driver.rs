@@ -10,8 +10,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::Gone;
-use super::core::{Core, Peer, Place, Standing, chain};
+use super::core::{Core, Peer, Standing, chain};
 use super::group::Group;
+use super::moves::Place;
 use super::rules::{self, Stranded};
 use crate::{NodeId, State};
 

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use super::core::{Core, Peer, Standing};
 use super::group::Group;
-use super::network::{Message, Yield};
+use super::network::{Beat, Message, Yield};
 use super::raft::RaftNode;
 use super::rules::{self, Candidate};
 use crate::{Command, NodeId, Outcome, State};
@@ -101,18 +101,20 @@ impl Core {
         if !standing.leads {
             return Ok(());
         }
-        let fresh = self.fresh(&state);
         self.keep_member(&state, self.me(), &self.config.name).await?;
+        for (node, peer) in self.in_sight() {
+            let Beat { raft_id, group: its_group, .. } = peer.beat;
+            if raft_id != 0 && its_group == group.id && standing.node(raft_id) != Some(&node) {
+                self.notify(&node, Message::Outcast { group: group.id, raft_id }).await;
+            }
+        }
+        let fresh = self.fresh(&state);
         for (node, peer) in &fresh {
             let raft_id = peer.beat.raft_id;
             if raft_id == 0 {
                 self.take_in(group, &state, node, &peer.beat.name).await?;
-            } else if peer.beat.group == group.id {
-                if standing.node(raft_id) == Some(node) {
-                    self.keep_member(&state, node, &peer.beat.name).await?;
-                } else {
-                    self.notify(node, Message::Outcast { group: group.id, raft_id }).await;
-                }
+            } else if peer.beat.group == group.id && standing.node(raft_id) == Some(node) {
+                self.keep_member(&state, node, &peer.beat.name).await?;
             }
         }
         let obeyed = self.highest_obeyed_in(group, &fresh);

@@ -5,7 +5,8 @@ use std::time::Duration;
 use openraft::error::{ClientWriteError, RaftError};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::core::{Core, Place};
+use super::core::Core;
+use super::moves::Place;
 use super::network::Message;
 use super::raft::Proposal;
 use super::{Applied, ProposeError};
