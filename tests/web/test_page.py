@@ -1,23 +1,13 @@
 """The page in Chromium, as a person uses it, served by a real node with a real model."""
 
-import os
 import re
 
 import pytest
 from agent import MODEL
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 # Waits of the page are for a state; a promise is a few seconds, a failure ten times that.
 PATIENCE_MS = 40_000
-
-
-@pytest.fixture(scope="session")
-def browser():
-    with sync_playwright() as playwright:
-        # Chromium does not start its sandbox as root; the page is our own.
-        chromium = playwright.chromium.launch(executable_path=os.environ["CHROMIUM"], args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture

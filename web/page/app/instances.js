@@ -11,6 +11,9 @@ const STATES = { placing: "warn", loading: "warn", ready: "good", failed: "bad",
 // What answers comes first.
 const ORDER = ["ready", "loading", "placing", "failed", "stopping"];
 
+// With more stages than this, the bar has no room for figures.
+const NAMED_STAGES = 9;
+
 const sum = (list, field) => list.reduce((total, one) => total + (one[field] ?? 0), 0);
 
 // One stage in the bar of layers: as wide as its layers are many, filled as far as its ranks are loaded.
@@ -63,7 +66,8 @@ function stageTable() {
   const head = heads.map((text) => el("th", { scope: "col", class: text === "Memory" || text === "Steps" ? "num" : null, text }));
   const body = el("tbody");
   const rows = keyed(body, stageRow);
-  const root = el("div", { class: "scroll" }, el("table", null, el("thead", null, el("tr", null, head)), body));
+  const scroll = { class: "scroll", tabindex: "0", role: "group", "aria-label": "Who holds which layers" };
+  const root = el("div", scroll, el("table", null, el("thead", null, el("tr", null, head)), body));
   return {
     root,
     update: (instance, swarm) =>
@@ -133,6 +137,7 @@ function card(item, { onChat }) {
       const placed = instance.stages.length > 0;
       setHidden(stages, !placed);
       setHidden(table.root, !placed);
+      stages.classList.toggle("many", instance.stages.length > NAMED_STAGES);
       segments(instance.stages.map((stage) => ({ stage, swarm })), ({ stage }) => stage.index);
       const parts = instance.stages.map((stage) => `${stage.ranks.map((rank) => nodeName(swarm, rank.node)).join(" and ")} ${layers(stage.layers)}`);
       setAttribute(stages, "aria-label", `Layers by node: ${parts.join("; ")}`);

@@ -60,7 +60,7 @@ export function whyNot({ nodes, nearest }) {
   const heads = ["Node", "Offers", "In use", "Needs", "Lacks", "Why"];
   const head = heads.map((text, at) => el("th", { scope: "col", class: at > 0 && at < 5 ? "num" : null, text }));
   const table = el("table", null, el("thead", null, el("tr", null, head)), el("tbody", null, nodes.map(row)));
-  const region = { class: "scroll", tabindex: "0", role: "region", "aria-label": "What each node lacks" };
+  const region = { class: "scroll", tabindex: "0", role: "group", "aria-label": "What each node lacks" };
   const changes = nearest.map((change) => el("li", { text: change.text }));
   return [
     el("div", region, table),
