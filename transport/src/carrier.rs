@@ -64,6 +64,9 @@ pub(crate) trait Carrier: Send {
     /// is complete; it holds the agreed frame size and a tag.
     fn receive(&mut self, room: &mut [u8]) -> Result<Option<Header>, CarrierError>;
 
+    /// Tells the other side that no frame follows those that were moved. It may still send.
+    fn say_no_more(&mut self);
+
     /// What to block on, readable when a frame may have come.
     fn readiness(&self) -> Readiness;
 

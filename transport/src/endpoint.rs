@@ -2,6 +2,8 @@
 
 mod dial;
 mod door;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, TcpListener};
@@ -107,7 +109,10 @@ pub(crate) struct Hub {
     /// The door looks after unattended channels every 20 ms while this is set.
     armed: AtomicBool,
     may_spin: AtomicBool,
+    /// No new channels.
     stopping: AtomicBool,
+    /// All channels are closed: the door leaves when their last frames have.
+    deserted: AtomicBool,
 }
 
 #[derive(Default)]
@@ -272,6 +277,7 @@ impl Endpoint {
             armed: AtomicBool::new(false),
             may_spin: AtomicBool::new(true),
             stopping: AtomicBool::new(false),
+            deserted: AtomicBool::new(false),
         });
         let door = door::spawn(listener, hub.clone()).map_err(BindError::Thread)?;
         Ok(Endpoint { owner: Arc::new(Owner { hub, door: Mutex::new(Some(door)) }) })
@@ -331,6 +337,7 @@ impl Owner {
         for channel in channels {
             hub.close(&channel, REASON_SHUT_DOWN, ChannelError::Ended { reason: REASON_SHUT_DOWN });
         }
+        hub.deserted.store(true, Ordering::Release);
         hub.disturb();
         let door = self.door.lock().unwrap_or_else(PoisonError::into_inner).take();
         if door.is_some_and(|door| door.join().is_err()) {

@@ -16,6 +16,9 @@ use crate::window::{Incoming, Landed, ReceiveWindow, SendWindow, Slot, WINDOW_FR
 /// Released frames after which an acknowledgement is sent without waiting for a frame to carry it: the writer always
 /// has three quarters of its window, or word from the reader.
 const ACK_FRAMES: usize = WINDOW_FRAMES / 4;
+/// Frames taken in at one go, so that the lock is let go however fast the other side sends: acknowledgements and
+/// duplicates are not bounded by the window.
+const MAX_TAKE_IN: usize = 4 * WINDOW_FRAMES;
 /// How long a released frame may stay unacknowledged.
 pub(crate) const ACK_AFTER: Duration = Duration::from_millis(20);
 
@@ -265,6 +268,9 @@ impl State {
                 self.owed_since = None;
             }
         }
+        if self.over().is_some() && self.farewell.is_none() && carrier.flush()? {
+            carrier.say_no_more();
+        }
         Ok(())
     }
 
@@ -276,7 +282,8 @@ impl State {
     fn take_in(&mut self, take_in: TakeIn) -> Result<bool, CarrierError> {
         self.unlooked = 0;
         let mut took = false;
-        while let Some(carrier) = &mut self.carrier {
+        for _ in 0..MAX_TAKE_IN {
+            let Some(carrier) = &mut self.carrier else { break };
             if take_in == TakeIn::First && !self.receive.is_empty() {
                 break;
             }
@@ -334,15 +341,15 @@ impl State {
 
     /// Lets go of the carrier, if there is one, as if it had broken.
     pub(crate) fn drop_carrier(&mut self, why: String, now: Instant) {
-        if self.carrier.take().is_none() {
+        if self.carrier.take().is_none() || self.over().is_some() {
             return;
         }
         self.counts.carriers_lost.add();
         self.last_loss = why;
-        match self.phase {
-            Phase::Live => self.phase = Phase::Healing { since: now },
-            Phase::Opening { .. } | Phase::Healing { .. } => self.barren = self.barren.saturating_add(1),
-            Phase::Over(_) => {}
+        if let Phase::Live = self.phase {
+            self.phase = Phase::Healing { since: now };
+        } else {
+            self.barren = self.barren.saturating_add(1);
         }
         tracing::debug!(channel = self.number, incarnation = self.incarnation, why = %self.last_loss, "carrier lost");
     }

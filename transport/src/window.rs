@@ -216,8 +216,8 @@ pub(crate) enum Landed {
 /// The receiving half of a window.
 pub(crate) struct ReceiveWindow {
     free: Vec<Slot>,
-    /// Where the carrier puts the frame that is arriving. `None` only after [`ReceiveWindow::abandon`].
-    landing: Option<Slot>,
+    /// Where the carrier puts the frame that is arriving.
+    landing: Slot,
     arrived: VecDeque<Incoming>,
     received: u64,
     released: u64,
@@ -227,7 +227,7 @@ impl ReceiveWindow {
     pub(crate) fn new(frame_bytes: u32) -> ReceiveWindow {
         ReceiveWindow {
             free: (0..WINDOW_FRAMES).map(|_| Slot::new(slot_bytes(frame_bytes))).collect(),
-            landing: Some(Slot::new(slot_bytes(frame_bytes))),
+            landing: Slot::new(slot_bytes(frame_bytes)),
             arrived: VecDeque::with_capacity(WINDOW_FRAMES),
             received: 0,
             released: 0,
@@ -236,7 +236,7 @@ impl ReceiveWindow {
 
     /// The room for the frame that is arriving; the same until that frame is complete.
     pub(crate) fn landing(&mut self) -> &mut [u8] {
-        self.landing.as_mut().map(Slot::room).unwrap_or_default()
+        self.landing.room()
     }
 
     /// The frame in the landing slot is complete.
@@ -248,10 +248,8 @@ impl ReceiveWindow {
         if past <= self.received {
             return Ok(Landed::Duplicate);
         }
-        let (Some(next), Some(slot)) = (self.free.pop(), self.landing.take()) else {
-            return Err(WindowError::Overrun);
-        };
-        self.landing = Some(next);
+        let next = self.free.pop().ok_or(WindowError::Overrun)?;
+        let slot = std::mem::replace(&mut self.landing, next);
         // Less than `len`, since seq + len is past `received`.
         let skip = (self.received - seq) as u32;
         self.arrived.push_back(Incoming { slot, len, end, skip });
@@ -371,7 +369,7 @@ mod tests {
         let slots = |free: &[Slot]| free.iter().map(|slot| slot.memory.capacity() as u64).sum::<u64>();
         for frame_bytes in [MIN_FRAME_BYTES, 5000, 65536] {
             let (send, receive) = (SendWindow::new(frame_bytes), ReceiveWindow::new(frame_bytes));
-            let landing = receive.landing.as_ref().map_or(0, |slot| slot.memory.capacity() as u64);
+            let landing = receive.landing.memory.capacity() as u64;
             let allocated = slots(&send.free) + slots(&receive.free) + landing;
             assert_eq!(
                 allocated + crate::carrier::tcp::buffer_bytes(frame_bytes),

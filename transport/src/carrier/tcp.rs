@@ -1,7 +1,7 @@
 //! The TCP carrier: one connection for one channel.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,6 +50,7 @@ pub(crate) struct TcpCarrier {
     outgoing: Vec<u8>,
     /// Bytes of `outgoing` already written.
     written: usize,
+    silent: bool,
     fault: Option<Damage>,
 }
 
@@ -77,6 +78,7 @@ impl TcpCarrier {
             protection,
             outgoing: Vec::with_capacity(outgoing_bytes(frame_bytes)),
             written: 0,
+            silent: false,
             fault: fault.map(|fault| Damage { fault, written: 0, read: 0 }),
         }
     }
@@ -157,6 +159,13 @@ impl Carrier for TcpCarrier {
         match damage.fault.cut_read {
             Some(limit) if damage.read >= limit => Err(CarrierError::Cut),
             _ => Ok(header),
+        }
+    }
+
+    fn say_no_more(&mut self) {
+        if !std::mem::replace(&mut self.silent, true) {
+            // An error means that the other side is gone, as the next read will say.
+            let _ = self.stream.shutdown(Shutdown::Write);
         }
     }
 

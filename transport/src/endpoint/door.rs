@@ -1,5 +1,5 @@
-//! The thread at the door of an endpoint: takes connections, hears hellos, sees closed channels out, and every 20 ms
-//! looks after channels that nobody waits for while something of theirs is unfinished. With nothing to do it sleeps.
+//! The thread at the door of an endpoint: takes connections, hears hellos, sees closed channels out, and looks after
+//! channels that nobody waits for: every 20 ms while something of theirs is unfinished, else once a second.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -23,6 +23,11 @@ use crate::wait::{self, HANGUP};
 const MAX_WAITING: usize = 64;
 /// How long a connection may take to say hello.
 const HELLO_DEADLINE: Duration = Duration::from_secs(2);
+/// Least pause between two rounds.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+/// How often channels are looked after on which all is quiet. What arrives while their threads compute leaves the socket
+/// for its place in the window, so that the other side's system does not take this one for dead.
+const SWEEP: Duration = Duration::from_secs(1);
 /// Pause after the system refused to give a connection, such as when descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -54,7 +59,6 @@ struct Watched {
     channel: Arc<Shared>,
     readiness: Readiness,
     interest: PollFlags,
-    lingers: bool,
 }
 
 impl Door {
@@ -64,13 +68,12 @@ impl Door {
             self.hub.bell.hush();
             self.hub.counts.door_turns.add();
             self.look_after(now);
-            let watched = self.watched();
-            let stopping = self.hub.stopping.load(Ordering::Acquire);
-            if stopping && watched.iter().all(|one| !one.lingers) {
+            let (watched, lingering) = self.watched();
+            if lingering.is_none() && self.hub.deserted.load(Ordering::Acquire) {
                 return;
             }
-            let until = self.until(&watched, now);
-            let accepting = !stopping && self.pause_until.is_none_or(|until| until <= now);
+            let until = self.until(lingering, now);
+            let accepting = self.pause_until.is_none_or(|until| until <= now);
             let (knocked, heard, woke) = self.sleep(&watched, accepting, until);
             let now = Instant::now();
             for index in woke {
@@ -85,11 +88,11 @@ impl Door {
         }
     }
 
-    /// Every 20 ms while channels are unfinished: acknowledgements that are due, frames that did not get out, carriers
-    /// that broke, deadlines.
+    /// Acknowledgements that are due, frames that did not get out, carriers that broke, deadlines.
     fn look_after(&mut self, now: Instant) {
-        if self.next_round.is_none() && self.hub.armed.load(Ordering::Acquire) {
-            self.next_round = Some(now + ACK_AFTER);
+        if self.hub.armed.load(Ordering::Acquire) {
+            let soon = now + ACK_AFTER;
+            self.next_round = Some(self.next_round.map_or(soon, |at| at.min(soon)));
         }
         if self.next_round.is_none_or(|at| now < at) {
             return;
@@ -97,12 +100,18 @@ impl Door {
         // Whoever leaves something unfinished from here on arms the round again.
         self.hub.armed.store(false, Ordering::Release);
         let channels: Vec<_> = self.hub.registry().channels.values().cloned().collect();
-        let unattended = channels.iter().filter(|channel| !channel.lock().attended);
-        let unfinished = unattended.filter(|channel| self.attend(channel, now)).count();
-        if unfinished > 0 {
+        let mut next = None;
+        for channel in &channels {
+            if !channel.lock().attended && self.attend(channel, now) {
+                let due = channel.lock().due().unwrap_or(now + ACK_AFTER);
+                let due = due.clamp(now + SHORTEST_PAUSE, now + ACK_AFTER);
+                next = Some(next.map_or(due, |next: Instant| next.min(due)));
+            }
+        }
+        if next.is_some() {
             self.hub.armed.store(true, Ordering::Release);
         }
-        self.next_round = (unfinished > 0).then(|| now + ACK_AFTER);
+        self.next_round = next.or((!channels.is_empty()).then(|| now + SWEEP));
     }
 
     /// Does for a channel what its own thread does while it waits; true if more is to be done.
@@ -122,7 +131,8 @@ impl Door {
         unfinished
     }
 
-    fn watched(&mut self) -> Vec<Watched> {
+    /// What to watch, and when the first of the closed channels has to be done.
+    fn watched(&self) -> (Vec<Watched>, Option<Instant>) {
         let mut registry = self.hub.registry();
         let now = Instant::now();
         registry.lingering.retain(|(channel, until)| {
@@ -135,7 +145,8 @@ impl Door {
         });
         let open = registry.channels.values().map(|channel| (channel, false));
         let closed = registry.lingering.iter().map(|(channel, _)| (channel, true));
-        open.chain(closed)
+        let watched = open
+            .chain(closed)
             .filter_map(|(channel, lingers)| {
                 let state = channel.lock();
                 let (readiness, stuck) = state.readiness()?;
@@ -143,22 +154,18 @@ impl Door {
                 if stuck && !state.attended {
                     interest |= PollFlags::OUT;
                 }
-                Some(Watched { channel: channel.clone(), readiness, interest, lingers })
+                Some(Watched { channel: channel.clone(), readiness, interest })
             })
-            .collect()
+            .collect();
+        (watched, registry.lingering.iter().map(|(_, until)| *until).min())
     }
 
     /// When to wake up without being woken.
-    fn until(&self, watched: &[Watched], now: Instant) -> Option<Instant> {
+    fn until(&self, lingering: Option<Instant>, now: Instant) -> Option<Instant> {
         let hellos = self.waiting.iter().map(|one| one.until);
-        let round = self.next_round.or_else(|| self.hub.armed.load(Ordering::Acquire).then_some(now));
-        let lingering = watched
-            .iter()
-            .any(|one| one.lingers)
-            .then(|| self.hub.registry().lingering.iter().map(|(_, until)| *until).min())
-            .flatten();
+        let round = self.hub.armed.load(Ordering::Acquire).then(|| now + ACK_AFTER);
         let pause = self.pause_until.filter(|until| *until > now);
-        hellos.chain(round).chain(lingering).chain(pause).min()
+        hellos.chain(self.next_round).chain(round).chain(lingering).chain(pause).min()
     }
 
     /// Whether somebody knocked, which waiting connections have said something, which watched carriers woke.

@@ -21,8 +21,13 @@ fn messages(seed: u64, sizes: &[usize]) -> Vec<Vec<u8>> {
     sizes.iter().zip(seed..).map(|(&len, seed)| bytes(seed, len)).collect()
 }
 
+/// Each case takes some tenths of a second; `PROPTEST_CASES` asks for more.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(24)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 200, ..ProptestConfig::default() })]
 
     #[test]
     fn bytes_are_equal_in_order_and_once_whatever_breaks(
