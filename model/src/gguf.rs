@@ -52,12 +52,10 @@ pub mod limits {
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
     /// The operating system does not let us read it.
-    #[error("cannot open {path}: {source_text}; check the path and its permissions")]
+    #[error("cannot open {path}; check the path and its permissions")]
     Open {
         /// The file.
         path: PathBuf,
-        /// What the operating system said, in words.
-        source_text: String,
         /// What the operating system said.
         #[source]
         source: std::io::Error,
@@ -213,15 +211,11 @@ impl ModelFile {
     ///
     /// The file must not be changed while it is open; the model store never changes a file in place.
     pub fn open(path: &Path) -> Result<ModelFile, GgufError> {
-        let map = Mapping::open(path).map_err(|source| GgufError::Open {
-            path: path.to_owned(),
-            source_text: source.to_string(),
-            source,
-        })?;
+        let map = Mapping::open(path).map_err(|source| GgufError::Open { path: path.to_owned(), source })?;
         let map = Arc::new(map);
         let (metadata, tensors) = directory::read(&map)?;
         let file = ModelFile { path: path.to_owned(), map, metadata, tensors };
-        file.map.release(0, file.tensors.data_start());
+        file.release();
         Ok(file)
     }
 
@@ -255,10 +249,9 @@ impl ModelFile {
         self.map.bytes().get(entry.range()).unwrap_or_default()
     }
 
-    /// Tells the system that a tensor's bytes are not needed for now, so its pages leave our resident set. They can
-    /// still be read.
-    pub fn release(&self, entry: &TensorEntry) {
-        let range = entry.range();
-        self.map.release(range.start, range.len());
+    /// Tells the system that nothing of the file is needed for now, so its pages leave our resident set. They can still
+    /// be read. It is the whole file because the system maps pages around those that are read.
+    pub fn release(&self) {
+        self.map.release();
     }
 }

@@ -54,7 +54,6 @@ impl TensorEntry {
 #[derive(Debug)]
 pub(super) struct Directory {
     entries: BTreeMap<String, TensorEntry>,
-    data_start: usize,
 }
 
 impl Directory {
@@ -64,11 +63,6 @@ impl Directory {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &TensorEntry)> {
         self.entries.iter().map(|(name, entry)| (name.as_str(), entry))
-    }
-
-    /// Where the tensor data begins in the file.
-    pub(super) fn data_start(&self) -> usize {
-        self.data_start
     }
 }
 
@@ -206,5 +200,5 @@ fn place(
             return Err(GgufError::Duplicate { what: "tensor", name });
         }
     }
-    Ok(Directory { entries, data_start: data_start as usize })
+    Ok(Directory { entries })
 }

@@ -33,14 +33,13 @@ impl Mapping {
         &self.map
     }
 
-    /// Takes the pages of a range out of the resident set. A hint: nothing depends on it.
-    pub(super) fn release(&self, offset: usize, len: usize) {
+    /// Takes its pages out of the resident set. A hint: nothing depends on it.
+    pub(super) fn release(&self) {
         #[cfg(unix)]
-        if len > 0 && offset.checked_add(len).is_some_and(|end| end <= self.map.len()) {
+        {
             // SAFETY: MADV_DONTNEED on a shared mapping that is never written loses nothing: the next access reads
-            // the same bytes from the file again. The range lies within the map.
-            let advised =
-                unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, len) };
+            // the same bytes from the file again.
+            let advised = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
             if let Err(error) = advised {
                 tracing::debug!(%error, "madvise was refused");
             }

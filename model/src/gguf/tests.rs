@@ -44,7 +44,7 @@ fn reads_what_was_written() {
     let tensor = file.tensor("a").unwrap();
     assert_eq!((tensor.kind(), tensor.dimensions()), (TensorType::Q4_1, &[64, 2][..]));
     assert_eq!(file.data(tensor), [1; 80]);
-    file.release(tensor);
+    file.release();
     assert_eq!(file.data(tensor), [1; 80], "released pages are read again");
     assert_eq!(file.data(file.tensor("b").unwrap()), [7; 12]);
 }

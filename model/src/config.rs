@@ -1,0 +1,290 @@
+//! What a decoder is, as numbers: read from a model file and checked against its tensors.
+//!
+//! The decoder ([`crate::decoder`]) is written once and described by this; an architecture is a set of values, not a
+//! file of code. What a file asks for beyond that is refused by name, because leaving it out would compute a
+//! different model without anyone noticing.
+
+mod tensors;
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::RangeInclusive;
+
+use crate::gguf::{Metadata, MetadataError, ModelFile};
+
+pub(crate) use tensors::{
+    ATTN_K, ATTN_NORM, ATTN_OUTPUT, ATTN_Q, ATTN_V, EMBEDDING, FFN_DOWN, FFN_GATE, FFN_NORM, FFN_UP, OUTPUT,
+    OUTPUT_NORM, ROPE_FACTORS, layer_tensor,
+};
+
+/// Architectures that [`DecoderConfig::from_gguf`] can describe.
+pub const ARCHITECTURES: [&str; 1] = ["llama"];
+
+/// Why a model file cannot be run.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ConfigError {
+    /// The file's metadata lacks something or has it in another type.
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
+    /// A model of another family.
+    #[error("the model's architecture \"{found}\" is unknown; this version runs: {}", ARCHITECTURES.join(", "))]
+    UnknownArchitecture {
+        /// `general.architecture`.
+        found: String,
+    },
+    /// A feature that this version does not compute.
+    #[error(
+        "the model uses {what} (metadata value \"{key}\"), which this version does not compute; use another model"
+    )]
+    Unsupported {
+        /// The key that says so.
+        key: String,
+        /// The feature.
+        what: String,
+    },
+    /// A number that no model has.
+    #[error(
+        "the metadata value \"{key}\" is {found}, expected {expected}: the file is damaged; load it again"
+    )]
+    Range {
+        /// The key.
+        key: String,
+        /// Its value.
+        found: String,
+        /// The range.
+        expected: String,
+    },
+    /// A tensor that the decoder needs is not there.
+    #[error("the model file has no tensor \"{name}\"; load or convert it again")]
+    MissingTensor {
+        /// Its name.
+        name: String,
+    },
+    /// A tensor of other dimensions than the metadata promises.
+    #[error(
+        "tensor \"{name}\" has dimensions {found:?}, expected {expected:?}: the file is damaged; load it again"
+    )]
+    Shape {
+        /// Its name.
+        name: String,
+        /// Dimensions found, the contiguous one first.
+        found: Vec<u64>,
+        /// Dimensions expected.
+        expected: Vec<u64>,
+    },
+    /// A norm's weights in a type of which rows cannot be read one number at a time.
+    #[error("tensor \"{name}\" is stored as {found}, expected F32, F16 or BF16; convert the model again")]
+    NormType {
+        /// Its name.
+        name: String,
+        /// Its type.
+        found: String,
+    },
+    /// A tensor that the decoder would ignore.
+    #[error(
+        "tensor \"{name}\" has no place in this version's {architecture} decoder, and leaving it out would change the answers; use another model"
+    )]
+    UnknownTensor {
+        /// Its name.
+        name: String,
+        /// The architecture.
+        architecture: String,
+    },
+}
+
+/// A decoder-only transformer: RMSNorm before attention and before the gated MLP (SiLU), grouped-query attention with
+/// rotary positions, residual around both.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DecoderConfig {
+    /// `general.architecture`.
+    pub architecture: String,
+    /// Number of layers.
+    pub layers: u32,
+    /// Width of a row of activations.
+    pub hidden: u32,
+    /// Width inside the MLP.
+    pub feed_forward: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: u32,
+    /// Width of a head; a multiple of 8.
+    pub head_dim: u32,
+    /// Tokens of the vocabulary.
+    pub vocab: u32,
+    /// The longest context that the model was made for, in tokens.
+    pub max_context: u32,
+    /// Added to the mean of squares in RMSNorm.
+    pub norm_eps: f32,
+    /// The rotary positions.
+    pub rotary: Rotary,
+    /// Whether the output matrix is the embedding table.
+    pub tied: bool,
+}
+
+/// Rotary position embedding (Su et al., 2021, arXiv:2104.09864) over adjacent pairs of a head's first dimensions, as
+/// llama GGUF files lay them out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rotary {
+    /// Dimensions turned, from the head's beginning; even.
+    pub dims: u32,
+    /// The base of the wavelengths.
+    pub theta: f32,
+    /// Positions are divided by this (linear scaling); 1 leaves them.
+    pub divisor: f32,
+    /// Whether the file has a factor for each pair, by which its frequency is divided (Llama 3.1).
+    pub factors: bool,
+}
+
+impl DecoderConfig {
+    /// Reads the configuration and checks that exactly the tensors it describes are there, in their dimensions.
+    pub fn from_gguf(file: &ModelFile) -> Result<DecoderConfig, ConfigError> {
+        let metadata = file.metadata();
+        const ARCHITECTURE: &str = "general.architecture";
+        let architecture = Metadata::required(ARCHITECTURE, metadata.string(ARCHITECTURE)?)?.to_owned();
+        if !ARCHITECTURES.contains(&architecture.as_str()) {
+            return Err(ConfigError::UnknownArchitecture { found: architecture });
+        }
+        let keys = Keys { metadata, architecture: &architecture };
+        keys.refuse_unsupported()?;
+
+        let hidden = keys.required("embedding_length", 1..=1 << 17)?;
+        let heads = keys.required("attention.head_count", 1..=1 << 12)?;
+        let kv_heads = keys.optional("attention.head_count_kv", 1..=1 << 12)?.unwrap_or(heads);
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(keys.range(
+                "attention.head_count_kv",
+                kv_heads,
+                format!("a divisor of the {heads} query heads"),
+            ));
+        }
+        let head_dim = keys.optional("attention.key_length", 1..=1 << 12)?.unwrap_or(hidden / heads);
+        if head_dim == 0 || !head_dim.is_multiple_of(8) {
+            return Err(keys.range("attention.key_length", head_dim, "a multiple of 8".to_owned()));
+        }
+        if let Some(value_dim) = keys.optional("attention.value_length", 1..=1 << 12)?
+            && value_dim != head_dim
+        {
+            return Err(keys.range("attention.value_length", value_dim, format!("{head_dim}, as the keys")));
+        }
+        let embedding = file
+            .tensor(EMBEDDING)
+            .ok_or_else(|| ConfigError::MissingTensor { name: EMBEDDING.to_owned() })?;
+        let vocab = embedding.dimensions().get(1).copied().unwrap_or(0);
+        let vocab = u32::try_from(vocab).ok().filter(|vocab| (1..=1 << 22).contains(vocab));
+        let vocab = vocab.ok_or_else(|| ConfigError::Shape {
+            name: EMBEDDING.to_owned(),
+            found: embedding.dimensions().to_vec(),
+            expected: vec![hidden.into(), 1 << 22],
+        })?;
+        if let Some(stated) = keys.optional("vocab_size", 1..=1 << 22)?
+            && stated != vocab
+        {
+            let expected = format!("{vocab}, the rows of the embedding table");
+            return Err(keys.range("vocab_size", stated, expected));
+        }
+
+        let config = DecoderConfig {
+            layers: keys.required("block_count", 1..=1 << 12)?,
+            hidden,
+            feed_forward: keys.required("feed_forward_length", 1..=1 << 20)?,
+            heads,
+            kv_heads,
+            head_dim,
+            vocab,
+            max_context: keys.required("context_length", 1..=1 << 24)?,
+            norm_eps: keys.float("attention.layer_norm_rms_epsilon", 0.0..=1.0)?,
+            rotary: keys.rotary(head_dim, file.tensor(ROPE_FACTORS).is_some())?,
+            tied: file.tensor(OUTPUT).is_none(),
+            architecture,
+        };
+        tensors::check(file, &config)?;
+        Ok(config)
+    }
+}
+
+/// The metadata of one architecture.
+struct Keys<'a> {
+    metadata: &'a Metadata,
+    architecture: &'a str,
+}
+
+impl Keys<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
+    }
+
+    fn range(&self, name: &str, found: impl ToString, expected: String) -> ConfigError {
+        ConfigError::Range { key: self.key(name), found: found.to_string(), expected }
+    }
+
+    fn optional(&self, name: &str, range: RangeInclusive<u32>) -> Result<Option<u32>, ConfigError> {
+        let Some(found) = self.metadata.integer(&self.key(name))? else { return Ok(None) };
+        match u32::try_from(found).ok().filter(|found| range.contains(found)) {
+            Some(found) => Ok(Some(found)),
+            None => Err(self.range(name, found, format!("{} to {}", range.start(), range.end()))),
+        }
+    }
+
+    fn required(&self, name: &str, range: RangeInclusive<u32>) -> Result<u32, ConfigError> {
+        Ok(Metadata::required(&self.key(name), self.optional(name, range)?)?)
+    }
+
+    fn float(&self, name: &str, range: RangeInclusive<f32>) -> Result<f32, ConfigError> {
+        let key = self.key(name);
+        let found = Metadata::required(&key, self.metadata.float(&key)?)? as f32;
+        if !range.contains(&found) {
+            return Err(self.range(name, found, format!("{} to {}", range.start(), range.end())));
+        }
+        Ok(found)
+    }
+
+    fn rotary(&self, head_dim: u32, factors: bool) -> Result<Rotary, ConfigError> {
+        let dims = self.optional("rope.dimension_count", 2..=head_dim)?.unwrap_or(head_dim);
+        if !dims.is_multiple_of(2) {
+            return Err(self.range("rope.dimension_count", dims, "an even number".to_owned()));
+        }
+        // The base that the original LLaMA was trained with; files of it do not say.
+        const DEFAULT_THETA: f32 = 10_000.0;
+        let theta = match self.metadata.float(&self.key("rope.freq_base"))? {
+            Some(_) => self.float("rope.freq_base", 1.0..=1e12)?,
+            None => DEFAULT_THETA,
+        };
+        let scaling = self.metadata.string(&self.key("rope.scaling.type"))?.unwrap_or("none");
+        let divisor = match scaling {
+            "none" => 1.0,
+            "linear" => self.float("rope.scaling.factor", 1e-3..=1e6)?,
+            other => {
+                let what = format!("rotary scaling \"{other}\"");
+                return Err(ConfigError::Unsupported { key: self.key("rope.scaling.type"), what });
+            }
+        };
+        Ok(Rotary { dims, theta, divisor, factors })
+    }
+
+    /// Refuses what would change the answers if it were left out.
+    fn refuse_unsupported(&self) -> Result<(), ConfigError> {
+        for (name, what) in [
+            ("expert_count", "a mixture of experts"),
+            ("attention.sliding_window", "sliding-window attention"),
+            ("attention.max_alibi_bias", "ALiBi positions"),
+            ("attention.clamp_kqv", "clamped attention"),
+        ] {
+            if self.metadata.float(&self.key(name))?.is_some_and(|value| value != 0.0) {
+                return Err(ConfigError::Unsupported { key: self.key(name), what: what.to_owned() });
+            }
+        }
+        for (name, what) in [
+            ("logit_scale", "scaled logits"),
+            ("residual_scale", "scaled residuals"),
+            ("embedding_scale", "scaled embeddings"),
+            ("attention.scale", "a scale of attention of its own"),
+        ] {
+            if self.metadata.get(&self.key(name)).is_some() {
+                return Err(ConfigError::Unsupported { key: self.key(name), what: what.to_owned() });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+//! What a model takes in memory.
+
+use crate::config::{
+    ATTN_K, ATTN_NORM, ATTN_OUTPUT, ATTN_Q, ATTN_V, DecoderConfig, EMBEDDING, FFN_DOWN, FFN_GATE, FFN_NORM,
+    FFN_UP, OUTPUT, OUTPUT_NORM, layer_tensor,
+};
+use crate::decoder::ScratchBytes;
+use crate::gguf::ModelFile;
+use crate::kv;
+use crate::step::MAX_RUN_TOKENS;
+
+/// Threads whose scratch is counted: more are rare, and each of them needs little.
+const COUNTED_THREADS: u64 = 16;
+/// Bytes of the head's tokenizer for each token of the vocabulary: its text in two maps, its rank, its merge.
+const TOKENIZER_BYTES_PER_TOKEN: u64 = 256;
+/// Bytes that choosing a token needs for a while, for each token of the vocabulary: candidates and their order.
+const SAMPLING_BYTES_PER_TOKEN: u64 = 16;
+/// Bytes of a request beside its tokens: parameters, stop strings, digest.
+const REQUEST_BYTES: u64 = 4096;
+/// Bytes of token ids for each token of context: prompt and history, four bytes each, for eight slots. More slots are
+/// lost in the cache, which takes a thousand times as much.
+const HISTORY_BYTES_PER_TOKEN: u64 = 2 * 4 * 8;
+
+/// Bytes that a shard of a model allocates: weights as they are stored (no packed copy is kept), cache and scratch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Footprint {
+    /// Weights of each layer.
+    pub layer_bytes: Vec<u64>,
+    /// The embedding table; only where the first layer is.
+    pub embedding_bytes: u64,
+    /// The final norm and the output matrix; only where the last layer is.
+    pub head_bytes: u64,
+    /// Whether the output matrix is the embedding table: then it is allocated once where both are, else on both.
+    pub tied: bool,
+    /// Keys and values of one token in one layer.
+    pub kv_bytes_per_token_layer: u64,
+    /// Buffers of the widest step but for the slots, the threads' scratch, sampling, and the head's tokenizer.
+    pub scratch_base_bytes: u64,
+    /// One row of all buffers, one row of logits, one request.
+    pub scratch_bytes_per_slot: u64,
+    /// Token ids, for each token of context.
+    pub scratch_bytes_per_context: u64,
+    /// The longest context that the model was made for, in tokens.
+    pub max_context: u32,
+    /// Width of a row of activations; each is an f32.
+    pub hidden: u32,
+}
+
+impl Footprint {
+    /// What [`crate::Shard::load`] allocates for shards of this file.
+    pub fn of(file: &ModelFile, config: &DecoderConfig) -> Footprint {
+        let stored = |name: &str| file.tensor(name).map_or(0, |entry| entry.bytes());
+        // Norms become f32 whatever they are stored as.
+        let norm = |name: &str| file.tensor(name).map_or(0, |entry| entry.elements() * 4);
+        let layers = (0..config.layers).map(|layer| {
+            let matrices = [ATTN_Q, ATTN_K, ATTN_V, ATTN_OUTPUT, FFN_GATE, FFN_UP, FFN_DOWN];
+            let norms = [ATTN_NORM, FFN_NORM];
+            matrices.iter().map(|name| stored(&layer_tensor(layer, name))).sum::<u64>()
+                + norms.iter().map(|name| norm(&layer_tensor(layer, name))).sum::<u64>()
+        });
+        let scratch = ScratchBytes::of(file, config);
+        let per_token = TOKENIZER_BYTES_PER_TOKEN + SAMPLING_BYTES_PER_TOKEN;
+        Footprint {
+            layer_bytes: layers.collect(),
+            embedding_bytes: stored(EMBEDDING),
+            head_bytes: norm(OUTPUT_NORM) + stored(if config.tied { EMBEDDING } else { OUTPUT }),
+            tied: config.tied,
+            kv_bytes_per_token_layer: kv::bytes_per_token_layer(config.kv_heads, config.head_dim),
+            scratch_base_bytes: MAX_RUN_TOKENS as u64 * scratch.row
+                + COUNTED_THREADS * scratch.thread
+                + u64::from(config.vocab) * per_token,
+            scratch_bytes_per_slot: scratch.row + scratch.slot + REQUEST_BYTES,
+            scratch_bytes_per_context: HISTORY_BYTES_PER_TOKEN,
+            max_context: config.max_context,
+            hidden: config.hidden,
+        }
+    }
+
+    /// Scratch of one shard, whichever layers it holds.
+    pub fn scratch_bytes(&self, context: u32, slots: u16) -> u64 {
+        self.scratch_base_bytes
+            + u64::from(slots) * self.scratch_bytes_per_slot
+            + u64::from(context) * self.scratch_bytes_per_context
+    }
+}

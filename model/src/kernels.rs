@@ -1,0 +1,15 @@
+//! The arithmetic of the token path on a CPU: the crate's one place with `unsafe` besides the memory map.
+//!
+//! Every operation here is *row-wise*: what a row becomes depends on that row (and, in attention, on the cache of its
+//! own sequence) and on nothing else, and each sum is taken in one order fixed by the shape. So a row has the same
+//! bits whatever is computed beside it, in whichever chunk, by however many threads. The order does not depend on the
+//! instruction set either, except inside candle's dot products of quantised blocks.
+
+pub(crate) mod activations;
+pub(crate) mod attention;
+pub(crate) mod blocks;
+mod disjoint;
+pub(crate) mod matmul;
+pub(crate) mod rowwise;
+pub(crate) mod team;
+pub(crate) mod zeroed;

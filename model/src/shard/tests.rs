@@ -1,0 +1,7 @@
+//! Shards of a made-up model, and of the real one where it is at hand.
+
+mod bits;
+mod pipeline;
+mod real;
+mod reference;
+mod rules;
