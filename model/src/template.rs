@@ -141,6 +141,7 @@ impl ChatTemplate {
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
         environment.add_filter("tojson", json::tojson);
+        environment.add_test("iterable", is_iterable);
         environment
             .add_template_owned(NAME, without_generation_tags(source))
             .map_err(|error| TemplateError::Syntax { line: error.line().unwrap_or(0), text: what(&error) })?;
@@ -216,6 +217,11 @@ struct Refusal(String);
 
 fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
     Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Refusal(message)))
+}
+
+/// Python's answer: nothing is not iterable. Templates ask so whether there are tools.
+fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
 }
 
 /// The time in UTC, by C's `strftime`.

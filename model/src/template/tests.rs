@@ -25,6 +25,12 @@ fn python_methods_and_namespaces() {
 }
 
 #[test]
+fn nothing_is_not_iterable() {
+    let source = "{{ tools is iterable }} {{ 'a' is iterable }} {{ [] is iterable }} {{ messages is iterable }} {{ 1 is iterable }} {{ missing is iterable }}";
+    assert_eq!(render(source, &[]).unwrap(), "False True True True False True");
+}
+
+#[test]
 fn text_is_not_escaped() {
     assert_eq!(render("{{ messages[0].content }}", &[("user", "<b>&\"'")]).unwrap(), "<b>&\"'");
     let json = render("{{ messages | tojson }}", &[("user", "<b>\u{E9}\"")]).unwrap();
