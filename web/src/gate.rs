@@ -21,6 +21,9 @@ use crate::openai::OpenAiError;
 /// The header that carries a request's id.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+
 /// How long a browser may remember the answer to a preflight.
 const PREFLIGHT_SECONDS: &str = "600";
 
@@ -78,14 +81,22 @@ impl Gate {
                 .fix("use http://localhost with the port, or the address of the machine");
             return Err(error);
         }
-        if headers.contains_key(ORIGIN) {
-            let origin = single(headers, &ORIGIN).unwrap_or_default();
-            if !self.origin_allowed(origin, host) {
-                let message = format!("pages of {origin:?} may not use this node");
-                let error = ApiError::new(ErrorKind::Forbidden, "origin_not_allowed", message)
-                    .fix("open the node's own page, or call it from a program");
-                return Err(error);
-            }
+        let origin = single(headers, &ORIGIN).unwrap_or_default();
+        let foreign = if headers.contains_key(ORIGIN) {
+            !self.origin_allowed(origin, host)
+        } else {
+            // A page may ask without an Origin (an image, a fetch that may not read the answer): its answer stays
+            // hidden from it, but it could use up what is bounded here.
+            from_elsewhere(headers)
+        };
+        if foreign {
+            let message = format!(
+                "pages of {} may not use this node",
+                if origin.is_empty() { "others" } else { origin }
+            );
+            let error = ApiError::new(ErrorKind::Forbidden, "origin_not_allowed", message)
+                .fix("open the node's own page, or call it from a program");
+            return Err(error);
         }
         if *method == Method::POST && !is_json(headers) {
             let error = ApiError::new(
@@ -161,6 +172,14 @@ fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let mut values = headers.get_all(name).iter();
     let value = values.next()?;
     if values.next().is_some() { None } else { value.to_str().ok() }
+}
+
+/// Whether a browser says that another page is behind this request (Fetch Metadata, a W3C draft), and not a person who
+/// follows a link to here.
+fn from_elsewhere(headers: &HeaderMap) -> bool {
+    let site = single(headers, &SEC_FETCH_SITE);
+    let mode = single(headers, &SEC_FETCH_MODE);
+    matches!(site, Some("cross-site" | "same-site")) && mode != Some("navigate")
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

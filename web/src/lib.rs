@@ -18,7 +18,8 @@
 //! A node listens on loopback without a password, so any web page that a person has open could try to reach it.
 //! Three rules in [`gate`] keep such pages out: the `Host` must be an address literal, `localhost` or a name of this
 //! machine (a name that was made to point here by DNS is none of them); an `Origin` must be the node's own or one
-//! that was allowed; and a POST must say `application/json`, which a page cannot do to a foreign origin without a
+//! that was allowed (and where a browser sends none, its word for who asks, `Sec-Fetch-Site`, must not be another
+//! page); and a POST must say `application/json`, which a page cannot do to a foreign origin without a
 //! preflight that fails. The page's own policy forbids inline scripts and every foreign source.
 //!
 //! # The events

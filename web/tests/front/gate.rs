@@ -95,3 +95,22 @@ async fn wrong_method_is_405_and_names_the_right_ones() {
     assert_eq!((answer.status.as_u16(), answer.header("allow")), (405, "GET,HEAD"));
     assert_eq!(answer.json()["schema"], "shoal.error/0");
 }
+
+#[tokio::test]
+async fn pages_that_ask_without_an_origin_are_known_by_fetch_metadata() {
+    let front = Front::new();
+    let ask = async |path: &str, site: &str, mode: &str| {
+        let request = request("GET", path).header("sec-fetch-site", site).header("sec-fetch-mode", mode);
+        front.send(request.body(Body::empty()).unwrap()).await.status.as_u16()
+    };
+    for site in ["cross-site", "same-site"] {
+        assert_eq!(
+            ask("/api/v1/swarm", site, "no-cors").await,
+            403,
+            "an image or a hidden fetch of another page"
+        );
+        assert_eq!(ask("/", site, "navigate").await, 200, "a link to the page");
+    }
+    assert_eq!(ask("/api/v1/swarm", "same-origin", "cors").await, 200);
+    assert_eq!(ask("/", "none", "navigate").await, 200);
+}
