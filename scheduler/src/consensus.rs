@@ -111,7 +111,8 @@ impl Default for Timing {
 /// What a node knows of its group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct View {
-    /// The replicated state, as far as it is applied here.
+    /// The replicated state, as far as it is applied here. While the node waits to be taken into a group, and until it has
+    /// caught up there, the state that it brings along, under a token that is no longer obeyed: so nothing is unloaded.
     pub state: Arc<State>,
     /// The group; while the node waits to be taken into another, the one that it was in.
     pub group: GroupId,
@@ -125,7 +126,7 @@ pub struct View {
     pub role: Role,
     /// The nodes that vote, in the order of their ids.
     pub voters: Vec<NodeId>,
-    /// What goes with the commands of this group's scheduler.
+    /// What goes with the commands of this group's scheduler, and with everything that follows from `state`.
     pub token: Token,
     /// The node is the scheduler and may command: it leads with a quorum, and no node is known to have obeyed a higher
     /// token.

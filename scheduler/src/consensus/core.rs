@@ -290,8 +290,6 @@ impl Core {
 
     fn view_in(&self, group: &Group) -> View {
         let (standing, progress) = (self.standing(group), group.progress());
-        let term = standing.metrics.current_term;
-        let token = Token { number: progress.state.number, group: group.id, term };
         let voter_ids: BTreeSet<u64> = standing.metrics.membership_config.voter_ids().collect();
         let voters: BTreeSet<NodeId> =
             voter_ids.iter().filter_map(|raft_id| standing.node(*raft_id)).cloned().collect();
@@ -300,14 +298,32 @@ impl Core {
             (false, true) => Role::Voter,
             (false, false) => Role::Learner,
         };
+        let (state, token) = match group.before() {
+            Some(former) => {
+                let token = Token { number: former.number, group: former.group, term: 0 };
+                (Arc::new(former.clone()), token)
+            }
+            None => {
+                // The round of the leader that wrote the state, not one that a candidate has only asked for.
+                let term = progress.last.map_or(0, |last| last.leader_id.term);
+                (progress.state.clone(), Token { number: progress.state.number, group: group.id, term })
+            }
+        };
+        let term = standing.metrics.current_term;
         // A new leader knows everything once the first entry of its own round is applied.
-        let knows_all = progress.last.is_some_and(|last| last.leader_id.term == term);
-        let commands = standing.leads && knows_all && self.highest_obeyed(group.id, &progress.state) <= token;
-        // Until the group's own state has come, what the node knew before is the better answer.
-        let state = if progress.last.is_some() { progress.state } else { Arc::new(group.known()) };
-        let number = token.number;
-        let voters = voters.into_iter().collect();
-        View { state, group: group.id, number, term, leader: standing.leader, role, voters, token, commands }
+        let knows_all = token.group == group.id && token.term == term;
+        let commands = standing.leads && knows_all && self.highest_obeyed(group.id, &state) <= token;
+        View {
+            number: state.number,
+            state,
+            group: group.id,
+            term,
+            leader: standing.leader,
+            role,
+            voters: voters.into_iter().collect(),
+            token,
+            commands,
+        }
     }
 
     /// The highest token that this node, or one of its group, or one that answered so, has obeyed.

@@ -154,14 +154,20 @@ impl Group {
         let _ = tokio::time::timeout_at(deadline, reached).await;
     }
 
-    /// What the node knows: the group's state, with what it knew before until the group's has arrived.
+    /// What the node knew before it was taken in, until it has applied as much as the leader had then: so long the group's
+    /// state here is one of the past, in which what this node brought along is missing.
+    pub(super) fn before(&self) -> Option<&State> {
+        let caught_up = self.progress.borrow().last.is_some_and(|last| last.index >= self.catch_up);
+        self.former.as_ref().filter(|_| !caught_up)
+    }
+
+    /// What the node knows: the group's state, with what it knew before until it has caught up.
     pub(super) fn known(&self) -> State {
         let progress = self.progress();
-        let caught_up = progress.last.is_some_and(|last| last.index >= self.catch_up);
-        match &self.former {
+        match self.before() {
             Some(former) if progress.last.is_none() => former.clone(),
-            Some(former) if !caught_up => progress.state.joined_with(former),
-            _ => (*progress.state).clone(),
+            Some(former) => progress.state.joined_with(former),
+            None => (*progress.state).clone(),
         }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use self::swarm::{Swarm, desired, instance, node};
+use self::swarm::{Swarm, desired, instance, node, placed};
 use super::{NotObeyed, ProposeError, Role};
 use crate::{Command, GroupId, Outcome, Refusal, Token};
 
@@ -339,6 +339,50 @@ async fn the_highest_token_obeyed_outlives_everything() {
     assert!(answer.is_ok());
     let answer = swarm.get(learner).obey(foreign).await;
     assert!(matches!(answer, Err(NotObeyed::Higher(higher)) if higher == view.token), "{answer:?}");
+}
+
+/// A node that carries out each state whose token it may obey never sees one without what it runs, while its group becomes
+/// part of another.
+#[tokio::test(start_paused = true)]
+async fn what_a_node_runs_is_in_every_state_that_it_obeys_while_groups_merge() {
+    let all = [0, 1, 2, 3];
+    let swarm = Swarm::of("every_state", 4).await;
+    swarm.cut(&[0, 1], &[2, 3]);
+    let mut watching = Vec::new();
+    for (number, pair) in [[0, 1], [2, 3]].into_iter().enumerate() {
+        let number = number as u32;
+        swarm.one_group("a pair", &pair).await;
+        for n in 0..20 {
+            swarm.propose(pair[0], Command::OpenWindow { until_unix_ms: n }).await.unwrap();
+        }
+        swarm.desire(pair[0], number).await;
+        let placement = placed(&swarm.view(pair[0]).state, number, &pair);
+        swarm.propose(pair[0], Command::Place(placement)).await.unwrap();
+        swarm.one_group("it runs", &pair).await;
+        for n in pair {
+            let consensus = swarm.get(n);
+            watching.push(tokio::spawn(async move {
+                let mut views = consensus.view();
+                let mut seen = 0;
+                loop {
+                    let view = views.borrow_and_update().clone();
+                    if consensus.obey(view.token).await.is_ok() {
+                        assert!(view.state.placements.contains_key(&instance(number)), "{n}: {view:?}");
+                        seen += 1;
+                    }
+                    if view.state.placements.len() == 2 {
+                        return seen;
+                    }
+                    views.changed().await.unwrap();
+                }
+            }));
+        }
+    }
+    swarm.heal();
+    swarm.one_group("healed", &all).await;
+    for watching in watching {
+        println!("  {} states obeyed", watching.await.unwrap());
+    }
 }
 
 /// Writes through any node while nodes are killed and come back, always with a quorum alive: what was confirmed is there.

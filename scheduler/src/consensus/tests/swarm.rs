@@ -15,7 +15,7 @@ use crate::consensus::{
     Applied, Config, Consensus, Gone, MemoryStore, Message, Network, ProposeError, Role, Timing, Unreachable,
     View, lock,
 };
-use crate::{Command, Desired, Footprint, InstanceId, NodeId, Parallel, Stamp};
+use crate::{Command, Desired, Footprint, InstanceId, NodeId, Parallel, Placement, Stage, Stamp, State};
 
 /// Between two heartbeats.
 const BEAT: Duration = Duration::from_millis(300);
@@ -51,6 +51,24 @@ pub fn desired(n: u32) -> Desired {
 /// The id of [`desired`].
 pub fn instance(n: u32) -> InstanceId {
     desired(n).id
+}
+
+/// A placement of [`desired`] with one stage on each of these nodes.
+pub fn placed(state: &State, n: u32, nodes: &[usize]) -> Placement {
+    let stage = |n: &usize| Stage {
+        layers: 0..1,
+        ranks: vec![node(*n)],
+        weights_bytes: 1,
+        kv_bytes: 1,
+        scratch_bytes: 1,
+    };
+    Placement {
+        instance: instance(n),
+        epoch: state.next_epoch(0),
+        context: 10,
+        slots: 1,
+        stages: nodes.iter().map(stage).collect(),
+    }
 }
 
 #[derive(Default)]
