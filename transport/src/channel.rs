@@ -3,6 +3,7 @@
 mod any;
 mod closer;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -39,12 +40,19 @@ pub struct Channel {
 }
 
 /// A frame that has arrived, read in place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
     /// Its payload; never empty.
     pub bytes: &'a [u8],
     /// Whether a message ends with it.
     pub end: bool,
+}
+
+impl fmt::Debug for Frame<'_> {
+    /// Without the payload, which is large and may be somebody's prompt.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Frame").field("len", &self.bytes.len()).field("end", &self.end).finish()
+    }
 }
 
 impl Channel {
@@ -63,6 +71,15 @@ impl Channel {
     /// The largest frame, in bytes.
     pub fn frame_bytes(&self) -> usize {
         self.shared.opening.frame_bytes as usize
+    }
+
+    /// Waits until a connection is there and the other side has proven itself on it; true when so.
+    pub fn wait_live(&mut self, wait: Wait) -> Result<bool, ChannelError> {
+        let live = self.wait_until(wait, TakeIn::First, |state| match state.over() {
+            Some(error) => Some(Err(error.clone())),
+            None => state.stats().live.then_some(Ok(())),
+        })?;
+        Ok(live.is_some())
     }
 
     /// Room for a frame of `len` bytes (at least 1, at most [`Channel::frame_bytes`]) to fill in place; `None` while the

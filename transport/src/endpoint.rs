@@ -320,7 +320,8 @@ impl Endpoint {
         Ok((public, self.owner.hub.open(opening, keys, Role::Acceptor, Vec::new())?))
     }
 
-    /// Closes all channels with [`REASON_SHUT_DOWN`], lets their last frames out for up to a second, and stops listening.
+    /// Closes all channels with [`REASON_SHUT_DOWN`], lets their last frames out, and stops listening. Blocks until that
+    /// is done, for up to a second.
     pub fn shutdown(&self) {
         self.owner.shutdown();
     }

@@ -14,8 +14,9 @@ use crate::keys::{FrameKey, Protection, TAG_BYTES};
 /// After so long without an acknowledgement of sent bytes the system gives a connection up, so that a pulled cable is
 /// noticed well before the heal deadline is over. As long as the silence after which a node counts as gone.
 const SILENCE: Duration = Duration::from_secs(3);
-/// How often the system probes a connection on which nothing is said.
+/// How often the system probes a connection on which nothing is said, and how many probes in a row may stay unanswered.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
+const PROBES: u32 = 3;
 
 /// Bytes of buffers that a TCP carrier holds.
 pub(crate) const fn buffer_bytes(frame_bytes: u32) -> u64 {
@@ -31,7 +32,8 @@ pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
     let socket = socket2::SockRef::from(stream);
-    let probes = socket2::TcpKeepalive::new().with_time(PROBE_EVERY).with_interval(PROBE_EVERY);
+    let probes =
+        socket2::TcpKeepalive::new().with_time(PROBE_EVERY).with_interval(PROBE_EVERY).with_retries(PROBES);
     socket.set_tcp_keepalive(&probes)?;
     #[cfg(any(target_os = "linux", target_os = "android"))]
     socket.set_tcp_user_timeout(Some(SILENCE))?;

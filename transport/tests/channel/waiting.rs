@@ -14,6 +14,16 @@ fn a_wait_ends_at_its_time() {
 }
 
 #[test]
+fn a_channel_is_live_once_both_sides_have_spoken() {
+    let Pair { mut dialer, mut acceptor, near: _near, far: _far } = pair(4096);
+    assert!(dialer.wait_live(cap()).unwrap() && acceptor.wait_live(cap()).unwrap());
+    assert!(dialer.stats().live && acceptor.stats().live);
+    let closer = acceptor.closer();
+    closer.close(1);
+    assert!(matches!(acceptor.wait_live(cap()), Err(ChannelError::Ended { reason: 1 })));
+}
+
+#[test]
 fn a_closer_ends_a_waiting_call_and_a_waker_only_interrupts_it() {
     let Pair { mut dialer, mut acceptor, near: _near, far: _far } = pair(4096);
     let (closer, waker) = (dialer.closer(), dialer.waker());
