@@ -41,6 +41,8 @@ pub struct Shard {
     first: bool,
     last: bool,
     hidden: usize,
+    /// Of the step carried out last.
+    rows: usize,
 }
 
 impl Shard {
@@ -61,6 +63,7 @@ impl Shard {
             last: spec.layers.end == config.layers,
             hidden: config.hidden as usize,
             slots: Slots::new(slots, context, config.vocab),
+            rows: 0,
             decoder,
         })
     }
@@ -94,6 +97,7 @@ impl Shard {
             return Err(StepError::InputNotFinite { step: step.number, row: index / self.hidden });
         }
         self.slots.apply(step);
+        self.rows = 0;
         if rows == 0 {
             return Ok(Vec::new());
         }
@@ -103,11 +107,18 @@ impl Shard {
         self.decoder
             .forward(&batch, input)
             .map_err(|BrokenRow(row)| StepError::NotFinite { step: number, row })?;
+        self.rows = rows;
         if !self.last {
             output.extend_from_slice(self.decoder.rows(rows));
             return Ok(Vec::new());
         }
         self.sample(step)
+    }
+
+    /// The logits of any row of the step carried out last, to measure them; a step computes those that it samples from
+    /// by itself. Nothing if the step had no such row or this is not the last shard.
+    pub fn logits(&mut self, row: usize) -> Option<&[f32]> {
+        (self.last && row < self.rows).then(|| self.decoder.logits(&[row]))
     }
 
     /// Answers the runs that want a token.

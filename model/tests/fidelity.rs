@@ -6,6 +6,8 @@
 
 #[path = "fidelity/chats.rs"]
 mod chats;
+#[path = "fidelity/logits.rs"]
+mod logits;
 #[path = "fidelity/tokens.rs"]
 mod tokens;
 
