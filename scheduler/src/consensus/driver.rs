@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use openraft::ServerState;
+use openraft::error::Fatal;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
@@ -107,6 +108,10 @@ impl Driver {
 
     async fn step_in(&mut self, place: &Place, group: &Arc<Group>, now: Instant) {
         let (standing, state) = (self.core.standing(group), group.progress().state);
+        if let Err(e) = &standing.metrics.running_state {
+            self.reopen(group, e, now).await;
+            return;
+        }
         if let Some(age) = Group::quorum_age(&standing.metrics) {
             group.heard_at(now.checked_sub(age).unwrap_or(now));
         }
@@ -219,6 +224,18 @@ impl Driver {
         let too_long = alone_for > self.core.config.timing.strand * 2;
         if now >= self.begin_after && (too_long || rules::begins_anew(&me, &others)) {
             self.begin_anew(place, now).await;
+        }
+    }
+
+    /// Raft here has ended by an error: it begins again from the disk, without disturbing the others.
+    async fn reopen(&mut self, group: &Arc<Group>, why: &Fatal<u64>, now: Instant) {
+        if now < self.begin_after {
+            return;
+        }
+        self.begin_after = now + self.core.config.timing.strand;
+        tracing::error!(group = %group.id, "raft has ended and begins again from the disk: {why}");
+        if let Err(e) = self.core.reopen(group).await {
+            tracing::error!("raft does not begin again: {}", chain(&e));
         }
     }
 

@@ -68,6 +68,21 @@ impl Core {
         Ok(())
     }
 
+    /// Starts the group's Raft again from what is on disk, after it has ended by an error (a disk that failed, say).
+    pub(super) async fn reopen(&self, group: &Arc<Group>) -> Result<(), StartError> {
+        let _one_at_a_time = self.moving.lock().await;
+        if !self.is_in(group) {
+            return Ok(());
+        }
+        group.shutdown().await;
+        let Some(found) = Group::find(&self.ground).await? else {
+            return Err(StartError::Raft("nothing is on disk any more".to_owned()));
+        };
+        *lock(&self.place) = Place::In(Arc::new(found));
+        self.publish();
+        Ok(())
+    }
+
     /// Becomes a learner of a group. Returns whether it is one now.
     pub(super) async fn take(&self, group: GroupId, raft_id: u64, applied: u64) -> Result<bool, StartError> {
         let _one_at_a_time = self.moving.lock().await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use self::swarm::{Swarm, desired, instance, node, placed};
-use super::{NotObeyed, ProposeError, Role};
+use super::{Change, NotObeyed, ProposeError, Role, StartError, Store, StoreError};
 use crate::{Command, GroupId, Outcome, Refusal, Token};
 
 mod swarm;
@@ -415,6 +415,62 @@ async fn no_confirmed_write_is_lost_while_a_quorum_lives() {
     }
     println!("  {} of {number} writes confirmed", confirmed.len());
     assert!(confirmed.len() as u32 > number / 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn any_node_takes_a_command() {
+    let all: Vec<usize> = (0..7).collect();
+    let swarm = Swarm::of("any_node", 7).await;
+    let view = swarm.one_group("formed", &all).await;
+    assert_eq!(view.voters.len(), 5);
+    for n in &all {
+        swarm.desire(*n, *n as u32).await;
+        assert!(
+            swarm.view(*n).state.instances.contains_key(&instance(*n as u32)),
+            "node {n} sees what it proposed"
+        );
+    }
+    let removed = swarm.propose(6, Command::RemoveMember { node: node(9) }).await;
+    assert_eq!(removed, Err(ProposeError::Refused(Refusal::UnknownNode(node(9)))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_whose_disk_fails_is_replaced_and_comes_back() {
+    let all = [0, 1, 2];
+    let mut swarm = Swarm::of("disk_fails", 3).await;
+    swarm.one_group("formed", &all).await;
+    let leader = swarm.leader(&all).unwrap();
+    let others: Vec<usize> = all.iter().copied().filter(|n| *n != leader).collect();
+    swarm.break_disk(leader, true);
+    let written = swarm.propose(others[0], Command::Desire(desired(1))).await;
+    println!("  a write meanwhile: {written:?}");
+    swarm.wait("another leads", || swarm.leader(&others).is_some()).await;
+    swarm.desire(others[0], 2).await;
+    let token = swarm.view(others[0]).token;
+    assert!(matches!(swarm.get(leader).obey(token).await, Err(NotObeyed::Store(_))), "it cannot be kept");
+    swarm.break_disk(leader, false);
+    let view = swarm.one_group("mended", &all).await;
+    assert!(view.state.instances.contains_key(&instance(2)));
+    assert!(swarm.get(leader).obey(token).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_damaged_store_is_named_and_nothing_else_happens() {
+    let mut swarm = Swarm::of("damaged_store", 1).await;
+    swarm.one_group("leads", &[0]).await;
+    swarm.kill(0).await;
+    let good = swarm.disk(0).scan("seat").await.unwrap();
+    let damaged = Change::Put("seat".to_owned(), b"{".to_vec());
+    swarm.disk(0).write(vec![damaged]).await.unwrap();
+    let error = swarm.try_start(0).await.unwrap_err();
+    assert!(
+        matches!(&error, StartError::Store(StoreError::Damaged { key, .. }) if key == "seat"),
+        "{error:?}"
+    );
+    let mended = good.into_iter().map(|(key, value)| Change::Put(key, value)).collect();
+    swarm.disk(0).write(mended).await.unwrap();
+    swarm.start(0).await;
+    swarm.one_group("leads again", &[0]).await;
 }
 
 /// Nodes die, restart, lose their disks, and links break and mend, at random. When all is whole again there is one group.

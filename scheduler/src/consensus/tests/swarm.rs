@@ -2,7 +2,7 @@
 //! the wire codec, so that a type which does not survive it is found here.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep};
 
 use crate::consensus::{
-    Applied, Config, Consensus, Gone, MemoryStore, Message, Network, ProposeError, Role, Timing, Unreachable,
-    View, lock,
+    Applied, Change, Config, Consensus, Gone, MemoryStore, Message, Network, ProposeError, Role, StartError,
+    Store, StoreError, Timing, Unreachable, View, lock,
 };
 use crate::{Command, Desired, Footprint, InstanceId, NodeId, Parallel, Placement, Stage, Stamp, State};
 
@@ -89,6 +89,35 @@ impl Wires {
     }
 }
 
+/// A node's disk, which may fail for a while.
+#[derive(Default)]
+pub struct Disk {
+    store: MemoryStore,
+    broken: AtomicBool,
+}
+
+impl Disk {
+    fn check(&self, action: &'static str) -> Result<(), StoreError> {
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(StoreError::Io { action, source: "the disk is broken".into() });
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Store for Disk {
+    async fn scan(&self, prefix: &str) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+        self.check("read")?;
+        self.store.scan(prefix).await
+    }
+
+    async fn write(&self, batch: Vec<Change>) -> Result<(), StoreError> {
+        self.check("write")?;
+        self.store.write(batch).await
+    }
+}
+
 /// One node's end of the wires.
 struct Port {
     wires: Arc<Wires>,
@@ -130,10 +159,10 @@ impl Network for Port {
     }
 }
 
-/// Nodes that run, and the stores of all that ever ran.
+/// Nodes that run, and the disks of all that ever ran.
 pub struct Swarm {
     wires: Arc<Wires>,
-    stores: BTreeMap<NodeId, Arc<MemoryStore>>,
+    disks: BTreeMap<NodeId, Arc<Disk>>,
     seed: u64,
     lives: u64,
     started: Instant,
@@ -149,8 +178,8 @@ impl Swarm {
         };
         let seed = std::env::var("SHOAL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(fresh);
         println!("{test}: SHOAL_SEED={seed} cargo test --release -p shoal-scheduler {test}");
-        let (wires, stores) = (Arc::default(), BTreeMap::new());
-        Self { wires, stores, seed, lives: 0, started: Instant::now() }
+        let (wires, disks) = (Arc::default(), BTreeMap::new());
+        Self { wires, disks, seed, lives: 0, started: Instant::now() }
     }
 
     /// A number below `below`, from the seed.
@@ -159,10 +188,15 @@ impl Swarm {
         mix(self.seed ^ mix(self.lives)) % below
     }
 
-    /// Starts a node with the store that it had before, if any.
+    /// Starts a node with the disk that it had before, if any.
     pub async fn start(&mut self, n: usize) {
+        self.try_start(n).await.unwrap();
+    }
+
+    /// The same, where it may fail.
+    pub async fn try_start(&mut self, n: usize) -> Result<(), StartError> {
         let me = node(n);
-        let store = self.stores.entry(me.clone()).or_default().clone();
+        let store = self.disk(n);
         self.lives += 1;
         let state = AtomicU64::new(mix(self.seed ^ mix(self.lives)));
         let started = self.started;
@@ -174,9 +208,20 @@ impl Swarm {
             random: Arc::new(move || mix(state.fetch_add(1, Ordering::Relaxed))),
         };
         let port = Port { wires: self.wires.clone(), me: me.clone() };
-        let consensus = Arc::new(Consensus::start(config, Arc::new(port), store).await.unwrap());
+        let consensus = Arc::new(Consensus::start(config, Arc::new(port), store).await?);
         lock(&self.wires.running).insert(me.clone(), consensus.clone());
         tokio::spawn(beats(self.wires.clone(), me, consensus));
+        Ok(())
+    }
+
+    /// A node's disk.
+    pub fn disk(&mut self, n: usize) -> Arc<Disk> {
+        self.disks.entry(node(n)).or_default().clone()
+    }
+
+    /// From now on a node's disk fails, or works again.
+    pub fn break_disk(&mut self, n: usize, broken: bool) {
+        self.disk(n).broken.store(broken, Ordering::Relaxed);
     }
 
     /// Starts nodes 0, 1, 2...
@@ -206,7 +251,7 @@ impl Swarm {
     /// Loses what the node has on disk; it must not run.
     pub fn wipe(&mut self, n: usize) {
         assert!(self.wires.running(&node(n)).is_none());
-        self.stores.remove(&node(n));
+        self.disks.remove(&node(n));
     }
 
     /// Cuts every link between the two sides.
