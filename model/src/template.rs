@@ -1,10 +1,10 @@
 //! The chat template: a model's own rule, written in Jinja, for how a conversation becomes one text.
 //!
-//! The template comes out of the model file, so it is a stranger's program. It runs without loader, files or network, on
-//! a budget of [`fuel`](BASE_FUEL) that pays for its instructions and for every byte that it makes, and its output is
-//! bounded ([`output_limit`]). What it sees, and the settings (`trim_blocks`, `lstrip_blocks`, Python's methods on
-//! strings and maps, `raise_exception`, `strftime_now`, a `tojson` that escapes no HTML) are those of
-//! `apply_chat_template` in `transformers` (`utils/chat_template_utils.py`), which templates are written for.
+//! The template comes out of the model file, so it is a stranger's program. It runs without loader, files or network,
+//! on a budget of fuel that pays for its instructions and for every byte that it makes, and its output is bounded. What
+//! it sees, and the settings (`trim_blocks`, `lstrip_blocks`, Python's methods on strings and maps, `raise_exception`,
+//! `strftime_now`, a `tojson` that escapes no HTML) are those of `apply_chat_template` in `transformers`
+//! (`utils/chat_template_utils.py`), which templates are written for. One difference: `strftime_now` is in UTC.
 
 mod json;
 #[cfg(test)]

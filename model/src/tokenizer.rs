@@ -4,12 +4,12 @@
 //! of the text first, the rest is cut into words by the patterns of the pre-tokenizer, each word's bytes are spelled
 //! in the GPT-2 alphabet, and the merges are applied to each word alone. The merges are carried out by the
 //! `tokenizers` crate. Everything else is here, because a GGUF file names its pre-tokenizer only by a word, and a
-//! wrong guess gives wrong tokens without any error: a word that is not on the list of [`pre`] is refused.
+//! wrong guess gives wrong tokens without any error: a word that is not on the list (`tokenizer/pre.rs`) is refused.
 //!
 //! Keys: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#tokenizer>.
 
 mod alphabet;
-pub mod pre;
+mod pre;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
@@ -80,7 +80,7 @@ pub enum TokenizerError {
     Merge {
         /// Its rank, from 0.
         index: usize,
-        /// As stored, cut to [`vocabulary::SHOWN_BYTES`].
+        /// As stored; only its beginning if it is long.
         text: String,
         /// What is wrong with it.
         reason: &'static str,
