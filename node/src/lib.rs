@@ -7,4 +7,5 @@ pub mod identity;
 pub mod local_proof;
 pub mod options;
 pub mod store;
+pub mod swarm;
 pub mod wire;
