@@ -352,7 +352,8 @@ async fn what_a_node_runs_is_in_every_state_that_it_obeys_while_groups_merge() {
     for (number, pair) in [[0, 1], [2, 3]].into_iter().enumerate() {
         let number = number as u32;
         swarm.one_group("a pair", &pair).await;
-        for n in 0..20 {
+        // So many that a node which is taken in gets them in several calls.
+        for n in 0..150 {
             swarm.propose(pair[0], Command::OpenWindow { until_unix_ms: n }).await.unwrap();
         }
         swarm.desire(pair[0], number).await;
