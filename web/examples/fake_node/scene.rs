@@ -72,7 +72,7 @@ fn many(swarm: &mut Swarm) {
         state: LinkState::Tcp,
         reason: None,
         since: None,
-        rtt_us: Some(Percentiles { p50: 140.0, p99: 300.0 }),
+        rtt_us: Some(Percentiles { p50: 140.0, p99: Some(300.0) }),
         bytes_per_s: None,
         encrypted: Some(true),
     };

@@ -66,6 +66,6 @@ pub enum LinkState {
 pub struct Percentiles {
     /// The median.
     pub p50: f64,
-    /// What 99 % stay under.
-    pub p99: f64,
+    /// What 99 % stay under; null while too few were measured.
+    pub p99: Option<f64>,
 }
