@@ -18,10 +18,8 @@ use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
 use crate::exit::{Exit, Failure};
-pub use values::{
-    Bytes, InterfaceKind, InterfaceRule, MAX_NAME_BYTES, NodeName, PeerAddr, RdmaMode, Span, SwarmName,
-    show_bytes, show_span,
-};
+use crate::swarm::{InterfaceRule, PeerAddress};
+pub use values::{Bytes, MAX_NAME_BYTES, NodeName, RdmaMode, Span, SwarmName, show_bytes, show_span};
 
 /// Where the HTTP side listens unless told otherwise.
 pub const DEFAULT_HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7711);
@@ -61,7 +59,7 @@ pub struct UpOptions {
     /// Where tensors are received; port 0 is any free one.
     pub data_listen: Listen<SocketAddr>,
     /// Nodes to dial besides those that mDNS finds.
-    pub peers: Vec<Multiaddr>,
+    pub peers: Vec<PeerAddress>,
     /// Whether to look for nodes by mDNS.
     pub mdns: bool,
     /// Whether the formation window stays open for ever.
@@ -154,7 +152,7 @@ pub struct UpArgs {
     /// A node to dial, where multicast is blocked; may be repeated
     #[arg(long, env = "SHOAL_PEER", value_name = "MULTIADDR|IP:PORT", value_delimiter = ',')]
     #[serde(deserialize_with = "values::many")]
-    pub peer: Vec<PeerAddr>,
+    pub peer: Vec<PeerAddress>,
     /// Don't look for nodes by mDNS
     #[arg(long, env = "SHOAL_NO_MDNS", value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new())]
@@ -242,7 +240,7 @@ impl UpArgs {
             http,
             listen: Listen::or_default(listen, vec![default_listen]),
             data_listen: Listen::or_default(self.data_listen.or(file.data_listen), SocketAddr::new(any, 0)),
-            peers: pick(self.peer, file.peer).into_iter().map(|peer| peer.0).collect(),
+            peers: pick(self.peer, file.peer),
             mdns: !self.no_mdns.or(file.no_mdns).unwrap_or(false),
             open: self.open.or(file.open).unwrap_or(false),
             open_for: self.open_for.or(file.open_for).map_or(DEFAULT_OPEN_FOR, |span| span.0),
@@ -366,7 +364,7 @@ mod tests {
         assert_eq!(options.peers.len(), 1);
         assert!(options.mdns);
         assert_eq!((options.offer_bytes, options.threads), (5, 2));
-        assert_eq!(options.interfaces[0].kind, Some(InterfaceKind::Ethernet));
+        assert_eq!(options.interfaces[0].kind, Some(crate::swarm::interfaces::Kind::Ethernet));
         assert_eq!(options.open_for, Duration::from_secs(3600));
         assert_eq!(resolve("offer = '2 MiB'", &["--no-mdns"]).unwrap().offer_bytes, 2 << 20);
     }

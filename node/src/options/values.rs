@@ -1,12 +1,9 @@
 //! The values that options take: sizes, spans of time, addresses, names, interfaces.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
-use libp2p::Multiaddr;
-use libp2p::multiaddr::Protocol;
 use serde::de::{self, Deserialize, Deserializer};
 
 /// Names of nodes and swarms are part of protocol names and page titles: long enough for a host name label.
@@ -109,25 +106,6 @@ pub fn show_span(span: Duration) -> String {
     }
 }
 
-/// The address of another node: a multiaddr, or IP:PORT for TCP.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerAddr(pub Multiaddr);
-
-impl FromStr for PeerAddr {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if let Ok(address) = text.parse::<SocketAddr>() {
-            let multi = Multiaddr::from(address.ip()).with(Protocol::Tcp(address.port()));
-            return Ok(PeerAddr(multi));
-        }
-        match text.parse::<Multiaddr>() {
-            Ok(multi) if multi.iter().any(|p| matches!(p, Protocol::Tcp(_))) => Ok(PeerAddr(multi)),
-            _ => Err(format!("`{text}` is neither IP:PORT nor a multiaddr like /ip4/192.168.1.7/tcp/7710")),
-        }
-    }
-}
-
 /// The name of a node or a swarm: 1 to 63 bytes of letters, digits, `.`, `_`, `-` (a node's also spaces and others).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwarmName(pub String);
@@ -158,68 +136,6 @@ impl FromStr for NodeName {
             return Ok(NodeName(text.to_owned()));
         }
         Err(format!("a node's name has 1 to {MAX_NAME_BYTES} bytes, no comma and no control character"))
-    }
-}
-
-/// What kind of wire an interface is, where the user declares it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InterfaceKind {
-    /// A Thunderbolt cable's network interface.
-    Thunderbolt,
-    /// Wired Ethernet, or what stands for it in a test bed.
-    Ethernet,
-    /// Wireless.
-    Wifi,
-    /// A bridge, tunnel or container interface.
-    Virtual,
-}
-
-impl FromStr for InterfaceKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "thunderbolt" => Ok(InterfaceKind::Thunderbolt),
-            "ethernet" => Ok(InterfaceKind::Ethernet),
-            "wifi" => Ok(InterfaceKind::Wifi),
-            "virtual" => Ok(InterfaceKind::Virtual),
-            _ => Err(format!("kind `{text}` is not one of thunderbolt, ethernet, wifi, virtual")),
-        }
-    }
-}
-
-impl fmt::Display for InterfaceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            InterfaceKind::Thunderbolt => "thunderbolt",
-            InterfaceKind::Ethernet => "ethernet",
-            InterfaceKind::Wifi => "wifi",
-            InterfaceKind::Virtual => "virtual",
-        })
-    }
-}
-
-/// An interface that the user allows for data: `NAME`, or `NAME=KIND` to declare what it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InterfaceRule {
-    /// The system's name of it, like `en5` or `eth0`.
-    pub name: String,
-    /// What it is, if declared.
-    pub kind: Option<InterfaceKind>,
-}
-
-impl FromStr for InterfaceRule {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, kind) = match text.split_once('=') {
-            Some((name, kind)) => (name, Some(kind.parse()?)),
-            None => (text, None),
-        };
-        if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_whitespace) {
-            return Err(format!("`{text}` is not NAME or NAME=KIND"));
-        }
-        Ok(InterfaceRule { name: name.to_owned(), kind })
     }
 }
 
@@ -347,17 +263,6 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_an_address_or_a_multiaddr() {
-        let peer = |text: &str| text.parse::<PeerAddr>().map(|p| p.0.to_string());
-        assert_eq!(peer("10.0.0.7:7710").unwrap(), "/ip4/10.0.0.7/tcp/7710");
-        assert_eq!(peer("[fe80::1]:7710").unwrap(), "/ip6/fe80::1/tcp/7710");
-        assert_eq!(peer("/dns4/mac.local/tcp/7710").unwrap(), "/dns4/mac.local/tcp/7710");
-        for wrong in ["", "mac", "10.0.0.7", "/ip4/10.0.0.7/udp/1", "http://10.0.0.7:1"] {
-            assert!(peer(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
     fn names_are_bounded() {
         assert!("default".parse::<SwarmName>().is_ok());
         for wrong in ["", "a/b", "a b", &"x".repeat(64)] {
@@ -365,13 +270,5 @@ mod tests {
         }
         assert_eq!("Ann's Mac".parse::<NodeName>().unwrap().0, "Ann's Mac");
         assert!("a,b".parse::<NodeName>().is_err() && "a\nb".parse::<NodeName>().is_err());
-    }
-
-    #[test]
-    fn an_interface_may_be_declared() {
-        let rule: InterfaceRule = "eth0=ethernet".parse().unwrap();
-        assert_eq!(rule, InterfaceRule { name: "eth0".into(), kind: Some(InterfaceKind::Ethernet) });
-        assert!("eth0=carrier-pigeon".parse::<InterfaceRule>().is_err());
-        assert!("=ethernet".parse::<InterfaceRule>().is_err());
     }
 }

@@ -142,8 +142,19 @@ pub enum RankState {
     Loading,
     /// It computes.
     Ready,
-    /// It failed; the reason says why.
+    /// It failed; the failure says why.
     Failed,
+}
+
+/// Why a rank failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankFailure {
+    /// A stable word.
+    pub code: String,
+    /// What happened, for people.
+    pub text: String,
+    /// Whether the same placement could work when it is tried again.
+    pub passing: bool,
 }
 
 /// What a node says of a rank it runs.
@@ -160,7 +171,7 @@ pub struct RankReport {
     /// How far it is.
     pub state: RankState,
     /// Why it failed.
-    pub reason: Option<String>,
+    pub failure: Option<RankFailure>,
     /// Bytes of weights.
     pub weights_bytes: u64,
     /// Bytes of KV cache.
@@ -301,7 +312,10 @@ impl RecordBody {
         }
         list("models", &self.models, |digest| text("models", digest))?;
         list("ranks", &self.ranks, |rank| {
-            text("ranks", rank.reason.as_deref().unwrap_or_default())?;
+            if let Some(failure) = &rank.failure {
+                text("ranks", &failure.code)?;
+                text("ranks", &failure.text)?;
+            }
             for bytes in
                 [rank.weights_bytes, rank.kv_bytes, rank.scratch_bytes, rank.loaded_bytes, rank.steps_total]
             {

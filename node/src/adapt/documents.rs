@@ -1,0 +1,241 @@
+//! Nodes, links and instances, from this node's own words to the documents of the API.
+
+use std::collections::BTreeMap;
+
+use shoal_scheduler::NodeId;
+use shoal_scheduler::consensus::View;
+use shoal_web::api::{self, Timestamp};
+use tokio::time::Instant;
+
+use super::directory::InstanceNow;
+use crate::swarm::interfaces::Kind;
+use crate::swarm::record::{DeviceKind, Download, RecordBody};
+use crate::swarm::{Entry, NodeState, RefusedPeer, Table};
+
+/// The members, ordered by name and id.
+pub fn nodes(view: &View, table: &Table) -> Vec<api::Node> {
+    let mut nodes: Vec<api::Node> =
+        view.state.members.iter().map(|(id, member)| node(id, &member.name, view, table)).collect();
+    nodes.sort_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
+    nodes
+}
+
+fn node(id: &NodeId, name: &str, view: &View, table: &Table) -> api::Node {
+    let entry = table.nodes.get(id);
+    let body = entry.and_then(|entry| entry.record.as_ref()).map(|record| &record.body);
+    let own = *id == table.me;
+    let state = match entry.map(|entry| entry.state) {
+        _ if own => api::NodeState::Ready,
+        Some(NodeState::Joining) => api::NodeState::Joining,
+        Some(NodeState::Ready) => api::NodeState::Ready,
+        Some(NodeState::Suspect) => api::NodeState::Suspect,
+        Some(NodeState::Gone) | None => api::NodeState::Gone,
+    };
+    let role = if view.leader.as_ref() == Some(id) {
+        api::NodeRole::Scheduler
+    } else if view.voters.contains(id) {
+        api::NodeRole::Voter
+    } else {
+        api::NodeRole::Learner
+    };
+    let text = |pick: fn(&RecordBody) -> &String| {
+        body.map(|body| pick(body).clone()).filter(|text| !text.is_empty())
+    };
+    api::Node {
+        id: id.to_string(),
+        name: body.map_or_else(|| name.to_owned(), |body| body.name.clone()),
+        version: text(|body| &body.version),
+        state,
+        role: Some(role),
+        os: text(|body| &body.os),
+        arch: text(|body| &body.arch),
+        cpu: text(|body| &body.cpu),
+        threads: body.map(|body| body.threads),
+        memory: body.map_or_else(Default::default, |body| api::Memory {
+            total_bytes: Some(body.memory.total_bytes),
+            available_bytes: Some(body.memory.available_bytes),
+            offered_bytes: Some(body.memory.offered_bytes),
+            used_bytes: Some(body.memory.used_bytes),
+        }),
+        devices: body.map_or_else(Vec::new, devices),
+        memory_read_bytes_per_s: body.and_then(|body| body.memory_read_bytes_per_s).map(|rate| rate as u64),
+        matmul_flops_per_s: body.and_then(|body| body.matmul_flops_per_s),
+        interfaces: body.map_or_else(Vec::new, interfaces),
+        rdma: body.map_or_else(Vec::new, rdma),
+        neighbours: body
+            .map_or_else(Vec::new, |body| body.neighbours.iter().map(|near| near.node.to_string()).collect()),
+        http: body.and_then(|body| body.http).map(|http| http.to_string()),
+        models: body.map_or_else(Vec::new, |body| body.models.clone()),
+        last_seen_ms: if own { Some(0) } else { entry.and_then(last_seen_ms) },
+    }
+}
+
+fn last_seen_ms(entry: &Entry) -> Option<u64> {
+    let heard = entry.last_heard?;
+    u64::try_from(Instant::now().saturating_duration_since(heard).as_millis()).ok()
+}
+
+fn devices(body: &RecordBody) -> Vec<api::Device> {
+    let device = |device: &crate::swarm::record::Device| api::Device {
+        kind: match device.kind {
+            DeviceKind::Cpu => api::DeviceKind::Cpu,
+            DeviceKind::Metal => api::DeviceKind::Metal,
+            DeviceKind::Cuda => api::DeviceKind::Cuda,
+        },
+        name: device.name.clone(),
+        memory_bytes: Some(device.memory_bytes),
+    };
+    body.devices.iter().map(device).collect()
+}
+
+fn interfaces(body: &RecordBody) -> Vec<api::Interface> {
+    let interface = |interface: &crate::swarm::record::RecordInterface| api::Interface {
+        name: interface.name.clone(),
+        kind: kind(interface.kind),
+        addresses: interface.addresses.iter().map(ToString::to_string).collect(),
+        bits_per_s: interface.bits_per_s,
+    };
+    body.interfaces.iter().map(interface).collect()
+}
+
+fn rdma(body: &RecordBody) -> Vec<api::RdmaDevice> {
+    let device = |port: &crate::swarm::record::RdmaPort| api::RdmaDevice {
+        device: port.device.clone(),
+        port: port.port.into(),
+        interface: Some(port.interface.clone()),
+        state: port.state.clone(),
+    };
+    body.rdma.iter().map(device).collect()
+}
+
+fn kind(kind: Kind) -> api::LinkKind {
+    match kind {
+        Kind::Loopback => api::LinkKind::Loopback,
+        Kind::Thunderbolt => api::LinkKind::Thunderbolt,
+        Kind::Ethernet => api::LinkKind::Ethernet,
+        Kind::Wifi => api::LinkKind::Wifi,
+        Kind::Virtual => api::LinkKind::Virtual,
+    }
+}
+
+/// The links between members: what each node says of its neighbours, and this node's own view of its own.
+pub fn links(view: &View, table: &Table) -> Vec<api::Link> {
+    let mut links: BTreeMap<(String, String), api::Link> = BTreeMap::new();
+    let ends = |a: &NodeId, b: &NodeId| {
+        let (a, b) = (a.min(b), a.max(b));
+        (a.to_string(), b.to_string())
+    };
+    let link = |a: &NodeId, b: &NodeId, over: Kind, rtt: Option<f64>, down: bool| {
+        let (a, b) = ends(a, b);
+        let rtt_us = rtt.map(|rtt| api::Percentiles { p50: rtt, p99: None });
+        api::Link {
+            a,
+            b,
+            kind: kind(over),
+            state: if down { api::LinkState::Down } else { api::LinkState::Tcp },
+            reason: down.then(|| "no heartbeat arrives".into()),
+            since: None,
+            rtt_us: rtt_us.filter(|_| !down),
+            bytes_per_s: None,
+            encrypted: Some(over != Kind::Loopback),
+        }
+    };
+    for (id, entry) in &table.nodes {
+        let neighbours = entry.record.iter().flat_map(|record| &record.body.neighbours);
+        for near in neighbours.filter(|_| entry.state != NodeState::Gone) {
+            let both = [id, &near.node].into_iter().all(|end| view.state.members.contains_key(end));
+            if both {
+                let rtt = near.rtt_us.map(|us| us as f64);
+                links.insert(ends(id, &near.node), link(id, &near.node, near.kind, rtt, false));
+            }
+        }
+    }
+    for (id, entry) in table.nodes.iter().filter(|(id, _)| **id != table.me) {
+        let (Some(path), true) = (&entry.path, view.state.members.contains_key(id)) else { continue };
+        let rtt = entry.rtt.map(|rtt| rtt.as_secs_f64() * 1e6);
+        let down = matches!(entry.state, NodeState::Suspect | NodeState::Gone);
+        links.insert(ends(&table.me, id), link(&table.me, id, path.kind, rtt, down));
+    }
+    links.into_values().collect()
+}
+
+/// The machines that were told no, by us or that told us so.
+pub fn refused(table: &Table) -> Vec<api::Refused> {
+    let refused = |peer: &RefusedPeer| api::Refused {
+        id: peer.node.to_string(),
+        name: None,
+        address: peer.address.map(|address| address.to_string()),
+        code: peer.refusal.reason.as_str().to_owned(),
+        text: match peer.by {
+            crate::swarm::RefusedBy::Us => peer.refusal.text.clone(),
+            crate::swarm::RefusedBy::Them => format!("it refuses this node: {}", peer.refusal.text),
+        },
+        time: Timestamp::now(),
+    };
+    table.refused.iter().map(refused).collect()
+}
+
+/// Models on their way to members' disks.
+pub fn downloads(table: &Table) -> Vec<api::Download> {
+    let of = |(id, entry): (&NodeId, &Entry)| {
+        let id = id.to_string();
+        let downloads =
+            entry.record.iter().flat_map(|record| record.body.downloads.clone()).collect::<Vec<_>>();
+        downloads.into_iter().map(move |download: Download| api::Download {
+            node: id.clone(),
+            model: download.model,
+            source: download.source,
+            done_bytes: download.done_bytes,
+            total_bytes: download.total_bytes,
+            bytes_per_s: download.bytes_per_s.map(|rate| rate as u64),
+            eta_ms: download.eta_ms,
+        })
+    };
+    table.nodes.iter().flat_map(of).collect()
+}
+
+/// An instance.
+pub fn instance(now: &InstanceNow) -> api::Instance {
+    let placement = now.placement.as_deref();
+    let stages = placement.map_or_else(Vec::new, |placement| {
+        let stages = placement.stages.iter().zip(&now.ranks).enumerate();
+        let stage = |(index, (stage, ranks)): (usize, (&shoal_scheduler::Stage, &Vec<_>))| api::Stage {
+            index: index as u32,
+            layers: stage.layers.clone().into(),
+            ranks: ranks
+                .iter()
+                .enumerate()
+                .map(|(rank, now): (usize, &super::directory::RankNow)| api::Rank {
+                    rank: rank as u32,
+                    node: now.node.to_string(),
+                    state: now.state,
+                    weights_bytes: stage.weights_bytes,
+                    kv_bytes: stage.kv_bytes,
+                    scratch_bytes: stage.scratch_bytes,
+                    loaded_bytes: now.loaded_bytes,
+                    steps_total: now.steps_total,
+                })
+                .collect(),
+        };
+        stages.map(stage).collect()
+    });
+    let total = placement.map(|placement| u64::from(placement.context) * u64::from(placement.slots));
+    api::Instance {
+        id: now.desired.id.to_string(),
+        model: now.desired.model.clone(),
+        digest: now.desired.digest.clone(),
+        state: now.state,
+        reason: now.reason.clone(),
+        why_not: now.why_not.as_ref().map(super::plan::why_not),
+        epoch: placement.map(|placement| placement.epoch.to_string()),
+        context: placement.map(|placement| placement.context).or(now.desired.context),
+        slots: placement.map_or(now.desired.slots, |placement| placement.slots),
+        parallel: now.desired.parallel.to_string(),
+        active: now.active,
+        queued: now.queued,
+        kv: api::KvUse { used_tokens: now.kv_used_tokens, total_tokens: total },
+        head: placement.and_then(|placement| placement.head()).map(ToString::to_string),
+        stages,
+        created: Some(Timestamp::from_unix_ms(now.desired.created_unix_ms)),
+    }
+}

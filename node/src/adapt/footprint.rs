@@ -1,0 +1,36 @@
+//! What a model takes in memory, from the model crate's words to the scheduler's, with what the node adds.
+
+use shoal_model::footprint::Footprint as Model;
+use shoal_model::step::MAX_RUN_TOKENS;
+use shoal_scheduler::Footprint;
+use shoal_transport::ring_bytes;
+
+use crate::engine::batch::QUEUE_LIMIT;
+use crate::engine::head::INTAKE_LIMIT;
+use crate::engine::pipe::STEP_FRAME_BYTES;
+use crate::engine::session::SESSION_FRAME_BYTES;
+
+/// Copies of a step's rows that a rank holds: the shard's input and output, and one message on each side.
+const ROW_COPIES: u64 = 4;
+
+/// The footprint that placement counts with: the shard's own, and the node's channels and buffers around it.
+pub fn footprint(model: &Model) -> Footprint {
+    // One channel to the next stage, one from the stage before.
+    let step = 2 * ring_bytes(STEP_FRAME_BYTES);
+    let session = ring_bytes(SESSION_FRAME_BYTES);
+    let row = ROW_COPIES * u64::from(model.hidden) * 4;
+    Footprint {
+        layer_bytes: model.layer_bytes.clone(),
+        embedding_bytes: model.embedding_bytes,
+        head_bytes: model.head_bytes,
+        tied: model.tied,
+        kv_bytes_per_token_layer: model.kv_bytes_per_token_layer,
+        scratch_base_bytes: model.scratch_base_bytes
+            + step
+            + session * (QUEUE_LIMIT + INTAKE_LIMIT) as u64
+            + row * MAX_RUN_TOKENS as u64,
+        scratch_bytes_per_slot: model.scratch_bytes_per_slot + session + row,
+        scratch_bytes_per_context: model.scratch_bytes_per_context,
+        max_context: model.max_context,
+    }
+}

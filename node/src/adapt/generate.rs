@@ -1,0 +1,342 @@
+//! Answers chat requests for the front door: finds the instance, opens a session with its head, turns events into the
+//! web's words.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use data_encoding::HEXLOWER;
+use shoal_scheduler::{InstanceId, NodeId, Placement};
+use shoal_transport::{Channel, Wait};
+use shoal_web::api::{InstanceState, Timestamp};
+use shoal_web::{
+    ChatRequest, FinishReason, Generate, GenerateError, Generation, ServedModel, TokenEvent, Trace,
+};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use super::directory::{Directory, InstanceNow};
+use crate::channels::{Channels, Use};
+use crate::engine::session::{Ask, AskMessage, Event, Failure, Finish, MAX_ASK_BYTES, SESSION_EVENTS};
+use crate::wire;
+use crate::worker::{Submitted, Worker, target_of};
+
+/// Events that wait for the front door.
+const EVENTS: usize = 64;
+/// Requests that this node has with heads on other nodes at a time; each has a thread that waits.
+const REMOTE_SESSIONS: usize = 128;
+/// How long opening a session may take.
+const OPEN_DEADLINE: Duration = Duration::from_secs(5);
+/// How often the thread of a session looks whether its client is still there.
+const TICK: Duration = Duration::from_millis(50);
+/// How often a request that waits for its instance looks at it, besides on changes.
+const LOOK: Duration = Duration::from_millis(500);
+/// When to ask again after the instance lost a node: placing and loading take about so long.
+const RETRY_AFTER_S: u32 = 2;
+
+/// The swarm as something that answers.
+#[derive(Clone)]
+pub struct SwarmGenerate {
+    directory: Directory,
+    channels: Channels,
+    worker: Worker,
+    remote: Arc<Semaphore>,
+}
+
+impl SwarmGenerate {
+    /// Answers by the heads that `directory` knows.
+    pub fn new(directory: Directory, channels: Channels, worker: Worker) -> Self {
+        SwarmGenerate { directory, channels, worker, remote: Arc::new(Semaphore::new(REMOTE_SESSIONS)) }
+    }
+}
+
+#[async_trait]
+impl Generate for SwarmGenerate {
+    async fn generate(&self, request: ChatRequest) -> Result<Generation, GenerateError> {
+        let instance = self.choose(&request.model)?;
+        let (events, receiver) = mpsc::channel(EVENTS);
+        let (admit, admitted) = oneshot::channel();
+        let id = instance.desired.id.clone();
+        let conversation = Conversation {
+            generate: self.clone(),
+            instance: id.clone(),
+            trace: request.trace,
+            ask: ask(request),
+            events,
+            admit: Some(admit),
+        };
+        tokio::spawn(conversation.hold());
+        match admitted.await {
+            Ok(Ok(())) => Ok(Generation { instance: id.to_string(), events: receiver }),
+            Ok(Err(error)) => Err(error),
+            Err(_) => {
+                Err(GenerateError::Internal { text: "the request was dropped before it was admitted".into() })
+            }
+        }
+    }
+
+    async fn served(&self) -> Vec<ServedModel> {
+        let served = |now: InstanceNow| ServedModel {
+            model: now.desired.model.clone(),
+            instance: now.desired.id.to_string(),
+            state: now.state,
+            context: now.placement.as_ref().map(|placement| placement.context).or(now.desired.context),
+            created: Some(Timestamp::from_unix_ms(now.desired.created_unix_ms)),
+        };
+        self.directory.instances().into_iter().map(served).collect()
+    }
+}
+
+impl SwarmGenerate {
+    /// The instance of that name, or of that model with the shortest queue among those in the best state.
+    fn choose(&self, model: &str) -> Result<InstanceNow, GenerateError> {
+        let all = self.directory.instances();
+        let served = || {
+            let mut names: Vec<String> = all.iter().map(|now| now.desired.model.clone()).collect();
+            names.sort();
+            names.dedup();
+            names
+        };
+        let named = all.iter().filter(|now| now.desired.model == model || now.desired.id.as_str() == model);
+        let best = named.min_by_key(|now| {
+            let state = match now.state {
+                InstanceState::Ready => 0,
+                InstanceState::Loading => 1,
+                InstanceState::Placing => 2,
+                InstanceState::Failed | InstanceState::Stopping => 3,
+            };
+            (state, now.queued.unwrap_or(0) + now.active.unwrap_or(0), now.desired.id.clone())
+        });
+        match best {
+            Some(now) => refusal(now).map_or_else(|| Ok(now.clone()), Err),
+            None => Err(GenerateError::ModelNotFound { model: model.to_owned(), served: served() }),
+        }
+    }
+}
+
+/// Why an instance can't take a request, if it can't.
+fn refusal(now: &InstanceNow) -> Option<GenerateError> {
+    let id = &now.desired.id;
+    if let Some(why) = &now.why_not {
+        let text = format!("{id} has no placement: {}", why.text);
+        return Some(GenerateError::NoPlacement { text, retry_after_s: RETRY_AFTER_S });
+    }
+    if now.state == InstanceState::Failed {
+        let reason = now.reason.as_ref().map_or("its reason is not known here", |reason| &reason.message);
+        let text = format!("{id} failed: {reason}");
+        return Some(GenerateError::NoPlacement { text, retry_after_s: RETRY_AFTER_S });
+    }
+    None
+}
+
+fn ask(request: ChatRequest) -> Ask {
+    Ask {
+        id: request.id,
+        messages: request
+            .messages
+            .into_iter()
+            .map(|message| AskMessage { role: message.role, content: message.content })
+            .collect(),
+        max_tokens: request.max_tokens,
+        temperature: request.temperature,
+        top_p: request.top_p,
+        top_k: request.top_k,
+        seed: request.seed,
+        stop: request.stop,
+        ignore_eos: request.ignore_eos,
+        trace: request.trace,
+    }
+}
+
+/// One request, from waiting for its instance to its last event.
+struct Conversation {
+    generate: SwarmGenerate,
+    instance: InstanceId,
+    ask: Ask,
+    trace: bool,
+    events: mpsc::Sender<TokenEvent>,
+    admit: Option<oneshot::Sender<Result<(), GenerateError>>>,
+}
+
+impl Conversation {
+    async fn hold(mut self) {
+        let Some(placement) = self.wait_until_ready().await else { return };
+        let (sender, mut events) = mpsc::channel(SESSION_EVENTS);
+        if let Err(error) = self.start(&placement, sender).await {
+            return self.fail(error).await;
+        }
+        let mut tokens = Vec::new();
+        loop {
+            let event = tokio::select! {
+                event = events.recv() => event,
+                // Dropping `events` is what tells the head.
+                () = self.events.closed() => return,
+            };
+            let Some(event) = event else {
+                let text = format!("the connection to the head of {} was lost; ask again", self.instance);
+                return self.fail(GenerateError::NodeLost { text, retry_after_s: RETRY_AFTER_S }).await;
+            };
+            match event {
+                Event::Queued { position } => self.tell(TokenEvent::Queued { position }).await,
+                Event::Started { prompt_tokens } => self.tell(TokenEvent::Started { prompt_tokens }).await,
+                Event::Token { id, text } => {
+                    if self.trace {
+                        tokens.push(id);
+                    }
+                    self.tell(TokenEvent::Token { text, id }).await;
+                }
+                Event::Done { finish, prompt_tokens, completion_tokens, logits_sha256 } => {
+                    let finish_reason = match finish {
+                        Finish::Stop => FinishReason::Stop,
+                        Finish::Length => FinishReason::Length,
+                    };
+                    let trace = self.trace.then(|| Trace {
+                        tokens,
+                        logits_sha256: logits_sha256
+                            .map_or_else(String::new, |digest| HEXLOWER.encode(&digest)),
+                    });
+                    let done = TokenEvent::Done { finish_reason, prompt_tokens, completion_tokens, trace };
+                    return self.tell(done).await;
+                }
+                Event::Failed(failure) => return self.fail(self.reason(failure)).await,
+            }
+        }
+    }
+
+    /// Waits while the instance is placed and loaded, telling the client how far it is.
+    async fn wait_until_ready(&mut self) -> Option<Arc<Placement>> {
+        let mut changes = self.generate.directory.changes();
+        let mut told = None;
+        loop {
+            let now = self.generate.directory.instance(&self.instance);
+            let Some(now) = now else {
+                let text = format!("{} was stopped", self.instance);
+                self.fail(GenerateError::NodeLost { text, retry_after_s: RETRY_AFTER_S }).await;
+                return None;
+            };
+            if let Some(error) = refusal(&now) {
+                self.fail(error).await;
+                return None;
+            }
+            if let (InstanceState::Ready, Some(placement)) = (now.state, now.placement.clone()) {
+                return Some(placement);
+            }
+            let (done_bytes, total_bytes) = now.loaded();
+            if told != Some(done_bytes) {
+                told = Some(done_bytes);
+                self.tell(TokenEvent::Loading { done_bytes, total_bytes }).await;
+            }
+            tokio::select! {
+                () = self.events.closed() => return None,
+                _ = changes.changed() => {}
+                () = tokio::time::sleep(LOOK) => {}
+            }
+        }
+    }
+
+    /// Hands the request to the head, here or on another node.
+    async fn start(
+        &self,
+        placement: &Arc<Placement>,
+        sender: mpsc::Sender<Event>,
+    ) -> Result<(), GenerateError> {
+        let internal = |text: String| GenerateError::Internal { text };
+        if let Some(door) = self.generate.worker.head(&self.instance, placement.epoch) {
+            let ask = self.ask.clone();
+            let submitted = tokio::task::spawn_blocking(move || door.submit(&ask, Box::new(sender))).await;
+            return match submitted {
+                Ok(Submitted::Yes | Submitted::NoHead) => Ok(()),
+                Err(error) => Err(internal(format!("the request could not be tokenized: {error}"))),
+            };
+        }
+        let message = wire::encode(&self.ask).map_err(|_| GenerateError::Invalid {
+            param: Some("messages".into()),
+            text: format!("the conversation is longer than {MAX_ASK_BYTES} bytes; no context holds that"),
+        })?;
+        let permit = self.generate.remote.clone().try_acquire_owned();
+        let permit = permit.map_err(|_| GenerateError::QueueFull { retry_after_s: RETRY_AFTER_S })?;
+        let lost = |text: String| GenerateError::NodeLost { text, retry_after_s: RETRY_AFTER_S };
+        let digest = self.generate.directory.digest(&self.instance).unwrap_or_default();
+        let target =
+            target_of(placement, &digest, Use::Session).map_err(|error| internal(error.to_string()))?;
+        let head: &NodeId = placement.head().ok_or_else(|| internal("a placement without stages".into()))?;
+        let opened = self.generate.channels.open(head, &target, OPEN_DEADLINE).await;
+        let channel = opened
+            .map_err(|error| lost(format!("the head of {} is out of reach: {error}", self.instance)))?;
+        std::thread::Builder::new()
+            .name("session".into())
+            .spawn(move || {
+                relay(channel, &message, &sender);
+                drop(permit);
+            })
+            .map_err(|error| internal(format!("no thread for the session: {error}")))?;
+        Ok(())
+    }
+
+    fn reason(&self, failure: Failure) -> GenerateError {
+        match failure {
+            Failure::ContextLength { prompt_tokens, context } => {
+                GenerateError::ContextLengthExceeded { prompt_tokens, context }
+            }
+            Failure::QueueFull => GenerateError::QueueFull { retry_after_s: RETRY_AFTER_S },
+            Failure::Invalid(text) => GenerateError::Invalid { param: Some("messages".into()), text },
+            Failure::InstanceEnded(text) => GenerateError::NodeLost {
+                text: format!("{}: {text}", self.instance),
+                retry_after_s: RETRY_AFTER_S,
+            },
+        }
+    }
+
+    /// Admits the request with its first event, then tells the client.
+    async fn tell(&mut self, event: TokenEvent) {
+        if let Some(admit) = self.admit.take() {
+            let _ = admit.send(Ok(()));
+        }
+        // A client that went away is noticed by `closed`.
+        let _ = self.events.send(event).await;
+    }
+
+    /// Refuses the request, or ends it if it was admitted.
+    async fn fail(&mut self, error: GenerateError) {
+        match self.admit.take() {
+            Some(admit) => {
+                let _ = admit.send(Err(error));
+            }
+            None => {
+                let _ = self.events.send(TokenEvent::Failed(error)).await;
+            }
+        }
+    }
+}
+
+/// Moves the events of a session with another node. Ends with the session, or when nobody listens.
+fn relay(mut channel: Channel, ask: &[u8], events: &mpsc::Sender<Event>) {
+    let end = Instant::now() + OPEN_DEADLINE;
+    loop {
+        match channel.send(ask, Wait::Until(Instant::now() + TICK)) {
+            Ok(true) => break,
+            Ok(false) if Instant::now() < end && !events.is_closed() => {}
+            Ok(false) => return channel.close(1),
+            Err(error) => return tracing::info!(%error, "a session ended before it began"),
+        }
+    }
+    let mut message = Vec::new();
+    loop {
+        if events.is_closed() {
+            return channel.close(0);
+        }
+        match channel.recv(&mut message, MAX_ASK_BYTES, Wait::Until(Instant::now() + TICK)) {
+            Ok(true) => {}
+            Ok(false) => continue,
+            Err(error) => return tracing::info!(%error, "a session ended early"),
+        }
+        let event = match wire::decode::<Event>(&message) {
+            Ok(event) => event,
+            Err(error) => return tracing::warn!(%error, "the head sent something that is no event"),
+        };
+        message.clear();
+        let last = event.is_last();
+        if events.blocking_send(event).is_err() || last {
+            return channel.close(0);
+        }
+    }
+}

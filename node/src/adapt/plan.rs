@@ -1,0 +1,105 @@
+//! Placements and the reasons against them, from the scheduler's words to the documents of the API.
+
+use shoal_scheduler as scheduler;
+use shoal_web::api;
+
+/// The stages of a placement as a plan shows them.
+pub fn stages(stages: &[scheduler::Stage]) -> Vec<api::PlanStage> {
+    let stage = |(index, stage): (usize, &scheduler::Stage)| api::PlanStage {
+        index: index as u32,
+        layers: stage.layers.clone().into(),
+        ranks: stage
+            .ranks
+            .iter()
+            .enumerate()
+            .map(|(rank, node)| api::PlanRank {
+                rank: rank as u32,
+                node: node.to_string(),
+                weights_bytes: stage.weights_bytes,
+                kv_bytes: stage.kv_bytes,
+                scratch_bytes: stage.scratch_bytes,
+            })
+            .collect(),
+    };
+    stages.iter().enumerate().map(stage).collect()
+}
+
+/// What a model needs at a context and a count of slots.
+fn needs(needs: &scheduler::Needs) -> api::Needs {
+    api::Needs {
+        layer_bytes: needs.layer_bytes,
+        embedding_bytes: needs.embedding_bytes,
+        head_bytes: needs.head_bytes,
+        kv_bytes: needs.kv_bytes,
+        scratch_bytes: needs.scratch_bytes,
+    }
+}
+
+/// A preview of `model` as the document of the API.
+pub fn plan(model: &str, digest: &str, preview: &scheduler::Preview) -> api::Plan {
+    let alternative = |other: &scheduler::Alternative| api::Alternative {
+        parallel: other.parallel.to_string(),
+        stages: stages(&other.stages),
+        predicted_tokens_per_s: None,
+    };
+    let (placed, near) = match &preview.outcome {
+        Ok(placed) => (stages(&placed.stages), Vec::new()),
+        Err(why) => (Vec::new(), nearest(&why.nearest)),
+    };
+    api::Plan {
+        schema: api::Schema::new(),
+        model: model.to_owned(),
+        digest: digest.to_owned(),
+        context: preview.needs.context,
+        slots: preview.needs.slots,
+        fits: preview.outcome.is_ok(),
+        needs: needs(&preview.needs),
+        stages: placed,
+        predicted_tokens_per_s: None,
+        alternatives: preview.alternatives.iter().map(alternative).collect(),
+        nodes: nodes(&preview.nodes),
+        nearest: near,
+    }
+}
+
+/// Each node's part in a plan, or what it lacks.
+pub fn nodes(nodes: &[scheduler::NodeFit]) -> Vec<api::PlanNode> {
+    let node = |fit: &scheduler::NodeFit| api::PlanNode {
+        id: fit.id.to_string(),
+        name: fit.name.clone(),
+        offered_bytes: fit.offered_bytes,
+        used_bytes: fit.used_bytes,
+        needed_bytes: Some(fit.needed_bytes),
+        missing_bytes: Some(fit.missing_bytes),
+        code: code(&fit.code),
+        text: fit.text.clone(),
+    };
+    nodes.iter().map(node).collect()
+}
+
+/// The nearest changes after which it would fit.
+pub fn nearest(nearest: &[scheduler::Nearest]) -> Vec<api::Nearest> {
+    let change = |change| match change {
+        scheduler::Change::Context => api::Change::Context,
+        scheduler::Change::Slots => api::Change::Slots,
+        scheduler::Change::Offer => api::Change::Offer,
+        scheduler::Change::Node => api::Change::Node,
+    };
+    let one = |near: &scheduler::Nearest| api::Nearest {
+        change: change(near.change),
+        node: near.node.as_ref().map(ToString::to_string),
+        value: Some(near.value),
+        text: near.text.clone(),
+    };
+    nearest.iter().map(one).collect()
+}
+
+/// The reasons against a placement.
+pub fn why_not(why: &scheduler::NoPlacement) -> api::WhyNot {
+    api::WhyNot { nodes: nodes(&why.nodes), nearest: nearest(&why.nearest) }
+}
+
+/// The stable word of an enum that serializes as one.
+pub fn code<T: serde::Serialize>(value: &T) -> String {
+    serde_json::to_value(value).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
+}

@@ -1,0 +1,111 @@
+//! What this node says of itself to the others: made anew when something changed, published by the swarm.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::adapt::files::ModelFiles;
+use crate::engine::status::{self, Phase};
+use crate::swarm::Swarm;
+use crate::swarm::record::{HeadReport, RankFailure, RankReport, RankState, RecordBody};
+use crate::worker::{Running, Worker};
+
+/// How often changes are looked for.
+const LOOK: Duration = Duration::from_millis(100);
+/// The most characters of a failure's text that travel.
+const MAX_FAILURE_CHARS: usize = 120;
+/// How often counters and free memory alone are worth a new record.
+const COUNTERS: Duration = Duration::from_secs(1);
+
+/// Publishes this node's record whenever it changes. Runs until it is dropped.
+pub async fn report(swarm: Swarm, fixed: RecordBody, worker: Worker, files: ModelFiles) {
+    let mut last = RecordBody::default();
+    let mut counted = Instant::now();
+    loop {
+        let now = body(&fixed, &worker, &files).await;
+        let quiet = without_counters(now.clone()) == without_counters(last.clone());
+        if now != last && (!quiet || counted.elapsed() >= COUNTERS) {
+            if let Err(error) = swarm.publish(now.clone()) {
+                tracing::warn!(%error, "this node's record can't be published");
+            }
+            last = now;
+            counted = Instant::now();
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+async fn body(fixed: &RecordBody, worker: &Worker, files: &ModelFiles) -> RecordBody {
+    let running = worker.running();
+    let mut body = fixed.clone();
+    body.memory.available_bytes = super::facts::available_bytes();
+    body.memory.used_bytes =
+        running.iter().map(|running| running.placement.stages[running.stage].total_bytes()).sum();
+    body.models = files.digests().await;
+    body.downloads = files.downloads();
+    body.ranks = running.iter().map(rank).collect();
+    body.heads = running.iter().filter(|running| running.stage == 0).map(head).collect();
+    body
+}
+
+fn without_counters(mut body: RecordBody) -> RecordBody {
+    body.memory.available_bytes = 0;
+    for rank in &mut body.ranks {
+        (rank.steps_total, rank.loaded_bytes) = (0, 0);
+    }
+    for head in &mut body.heads {
+        head.kv_used_tokens = 0;
+    }
+    for download in &mut body.downloads {
+        (download.done_bytes, download.bytes_per_s, download.eta_ms) = (0, None, None);
+    }
+    body
+}
+
+fn rank(running: &Running) -> RankReport {
+    let stage = &running.placement.stages[running.stage];
+    let (state, failure) = match running.status.phase() {
+        Phase::Downloading => (RankState::Downloading, None),
+        Phase::Loading => (RankState::Loading, None),
+        Phase::Ready => (RankState::Ready, None),
+        Phase::Failed(failure) => (RankState::Failed, Some(failure.into())),
+    };
+    RankReport {
+        instance: running.placement.instance.clone(),
+        epoch: running.placement.epoch,
+        stage: running.stage as u16,
+        rank: 0,
+        state,
+        failure,
+        weights_bytes: stage.weights_bytes,
+        kv_bytes: stage.kv_bytes,
+        scratch_bytes: stage.scratch_bytes,
+        loaded_bytes: running.status.loaded_bytes.load(Ordering::Relaxed),
+        steps_total: running.status.steps_total.load(Ordering::Relaxed),
+    }
+}
+
+fn head(running: &Running) -> HeadReport {
+    let placement = &running.placement;
+    HeadReport {
+        instance: placement.instance.clone(),
+        epoch: placement.epoch,
+        active: running.status.active.load(Ordering::Relaxed),
+        queued: running.status.queued.load(Ordering::Relaxed),
+        kv_used_tokens: running.status.kv_used_tokens.load(Ordering::Relaxed),
+        kv_total_tokens: u64::from(placement.context) * u64::from(placement.slots),
+    }
+}
+
+impl From<status::Failure> for RankFailure {
+    fn from(failure: status::Failure) -> Self {
+        // A record takes no control characters and no long texts; an error of a library may have both.
+        let text = failure.text.chars().map(|c| if c.is_control() { ' ' } else { c });
+        RankFailure {
+            code: failure.code.to_owned(),
+            text: text.take(MAX_FAILURE_CHARS).collect(),
+            passing: failure.passing,
+        }
+    }
+}
