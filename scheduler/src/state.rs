@@ -388,7 +388,7 @@ fn full(what: &str, most: usize) -> Outcome {
 }
 
 /// A name cut to what is kept of it.
-fn cut(name: &str) -> String {
+pub(crate) fn cut(name: &str) -> String {
     let end = (0..=name.len().min(MAX_NODE_NAME_BYTES)).rev().find(|end| name.is_char_boundary(*end));
     name.get(..end.unwrap_or(0)).unwrap_or_default().to_owned()
 }

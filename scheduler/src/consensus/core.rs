@@ -34,6 +34,8 @@ pub(super) struct Core {
     /// Held while the place changes: one change at a time.
     pub(super) moving: tokio::sync::Mutex<()>,
     peers: Mutex<BTreeMap<NodeId, Peer>>,
+    /// When a node was last asked to be a learner here: its beats from before say that it still waits.
+    pub(super) asked: Mutex<BTreeMap<NodeId, Instant>>,
     fence: tokio::sync::Mutex<()>,
     pub(super) obeyed: Mutex<Token>,
     /// Highest token that a node is known to have answered a command of this one with.
@@ -110,28 +112,18 @@ impl Core {
                 Place::In(Arc::new(Group::found(&ground, state).await?))
             }
         };
-        let empty = View {
-            state: Arc::default(),
-            group: GroupId::default(),
-            number: 0,
-            term: 0,
-            leader: None,
-            role: Role::Learner,
-            voters: Vec::new(),
-            token: Token::default(),
-            commands: false,
-        };
         let core = Arc::new(Self {
             config,
             ground,
             place: Mutex::new(place),
             moving: tokio::sync::Mutex::default(),
             peers: Mutex::default(),
+            asked: Mutex::default(),
             fence: tokio::sync::Mutex::default(),
             obeyed: Mutex::new(obeyed),
             outranked: Mutex::default(),
             yielding: std::sync::atomic::AtomicBool::new(false),
-            view: watch::Sender::new(Arc::new(empty)),
+            view: watch::Sender::new(Arc::new(view_waiting(&State::default()))),
         });
         core.publish();
         Ok(core)
@@ -259,27 +251,15 @@ impl Core {
         self.view.subscribe()
     }
 
-    /// Brings the view up to date.
+    /// Brings the view up to date. What is known is read while the view is held, so that of two tasks that do this at once
+    /// neither puts back what the other has seen later.
     pub(super) fn publish(&self) {
-        let view = match self.place() {
-            Place::In(group) => self.view_in(&group),
-            Place::Waiting(waiting) => {
-                let (group, number) = (waiting.state.group, waiting.state.number);
-                View {
-                    state: Arc::new(waiting.state.clone()),
-                    group,
-                    number,
-                    term: 0,
-                    leader: None,
-                    role: Role::Learner,
-                    voters: Vec::new(),
-                    token: Token { number, group, term: 0 },
-                    commands: false,
-                }
-            }
-            Place::Stopped => return,
-        };
         self.view.send_if_modified(|now| {
+            let view = match self.place() {
+                Place::In(group) => self.view_in(&group),
+                Place::Waiting(waiting) => view_waiting(&waiting.state),
+                Place::Stopped => return false,
+            };
             let differs = **now != view;
             if differs {
                 *now = Arc::new(view);
@@ -373,6 +353,22 @@ impl Core {
         }
         let configurations = standing.metrics.membership_config.membership().get_joint_config();
         !rules::is_quorum(configurations, &self.voters_in_sight(group, standing, state))
+    }
+}
+
+/// The view of a node between two groups.
+fn view_waiting(state: &State) -> View {
+    let (group, number) = (state.group, state.number);
+    View {
+        state: Arc::new(state.clone()),
+        group,
+        number,
+        term: 0,
+        leader: None,
+        role: Role::Learner,
+        voters: Vec::new(),
+        token: Token { number, group, term: 0 },
+        commands: false,
     }
 }
 

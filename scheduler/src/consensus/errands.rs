@@ -14,10 +14,11 @@ use tokio::time::{Instant, timeout};
 
 use super::core::{Core, Peer, Standing};
 use super::group::Group;
+use super::lock;
 use super::network::{Beat, Message, Yield};
 use super::raft::RaftNode;
 use super::rules::{self, Candidate};
-use crate::{Command, NodeId, Outcome, State};
+use crate::{Command, NodeId, Outcome, State, state};
 
 /// A learner that lags by more entries may not vote yet.
 const READY_LAG: u64 = 32;
@@ -111,9 +112,9 @@ impl Core {
         let fresh = self.fresh(&state);
         for (node, peer) in &fresh {
             let raft_id = peer.beat.raft_id;
-            if raft_id == 0 {
+            if raft_id == 0 && self.may_ask(node) {
                 self.take_in(group, &state, node, &peer.beat.name).await?;
-            } else if peer.beat.group == group.id && standing.node(raft_id) == Some(node) {
+            } else if raft_id != 0 && peer.beat.group == group.id && standing.node(raft_id) == Some(node) {
                 self.keep_member(&state, node, &peer.beat.name).await?;
             }
         }
@@ -133,12 +134,25 @@ impl Core {
         others.map(|token| (token.number, true)).max().unwrap_or_default()
     }
 
+    /// Whether a node may be asked to be a learner; not again within the time that its last beat counts.
+    fn may_ask(&self, node: &NodeId) -> bool {
+        let now = Instant::now();
+        let mut asked = lock(&self.asked);
+        asked.retain(|_, then| now - *then < self.config.timing.fresh);
+        let may = !asked.contains_key(node);
+        if may {
+            asked.insert(node.clone(), now);
+        }
+        may
+    }
+
     async fn keep_member(&self, state: &State, node: &NodeId, name: &str) -> Result<(), TendError> {
+        let name = state::cut(name);
         let named = state.members.get(node).is_some_and(|member| member.name == name);
         if named || state.removed.contains_key(node) {
             return Ok(());
         }
-        let command = Command::AddMember { node: node.clone(), name: name.to_owned() };
+        let command = Command::AddMember { node: node.clone(), name };
         match self.lead(command).await {
             // A list that is full, say: the node works, it is only not kept.
             Err(TendError::Propose(super::ProposeError::Refused(e))) => {

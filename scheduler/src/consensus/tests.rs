@@ -474,6 +474,23 @@ async fn a_damaged_store_is_named_and_nothing_else_happens() {
     swarm.one_group("leads again", &[0]).await;
 }
 
+/// The same code on several threads and the real clock; seconds printed are real ones.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_real_time_three_nodes_form_a_group_and_outlive_their_leader() {
+    let mut swarm = Swarm::of("in_real_time", 3).await;
+    let all = [0, 1, 2];
+    swarm.one_group("formed", &all).await;
+    swarm.desire(2, 1).await;
+    let leader = swarm.leader(&all).unwrap();
+    swarm.kill(leader).await;
+    let left: Vec<usize> = all.iter().copied().filter(|n| *n != leader).collect();
+    swarm.wait("another leads", || swarm.leader(&left).is_some()).await;
+    swarm.desire(left[0], 2).await;
+    swarm.start(leader).await;
+    let view = swarm.one_group("it is back", &all).await;
+    assert_eq!(view.state.wanted().count(), 2);
+}
+
 /// Nodes die, restart, lose their disks, and links break and mend, at random. When all is whole again there is one group.
 #[tokio::test(start_paused = true)]
 async fn whatever_happens_one_group_results() {
