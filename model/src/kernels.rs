@@ -7,8 +7,11 @@
 
 pub(crate) mod activations;
 pub(crate) mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 pub(crate) mod blocks;
 mod disjoint;
+mod int8;
 pub(crate) mod matmul;
 pub(crate) mod rowwise;
 pub(crate) mod team;

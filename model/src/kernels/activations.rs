@@ -6,6 +6,7 @@ use candle_core::quantized::k_quants::{BlockQ8_0, BlockQ8_1, BlockQ8K, GgmlType}
 use half::{bf16, f16};
 
 use super::disjoint::Disjoint;
+use super::int8::{self, Int8Block};
 use super::team::Team;
 use crate::gguf::TensorType;
 
@@ -18,11 +19,16 @@ pub(crate) enum ActivationKind {
     Q8_0,
     Q8_1,
     Q8K,
+    /// [`Int8Block`]s, for the kernels of our own.
+    Int8,
 }
 
 impl ActivationKind {
     /// The form that weights of a type are multiplied with.
     pub(crate) fn of(weights: TensorType) -> ActivationKind {
+        if int8::supports(weights) {
+            return ActivationKind::Int8;
+        }
         match weights {
             TensorType::F32 => ActivationKind::F32,
             TensorType::F16 => ActivationKind::F16,
@@ -47,6 +53,7 @@ pub(crate) struct Activations {
     q8_0: Form<BlockQ8_0>,
     q8_1: Form<BlockQ8_1>,
     q8k: Form<BlockQ8K>,
+    int8: Form<Int8Block>,
     broken: Option<usize>,
 }
 
@@ -61,19 +68,26 @@ impl<B> Default for Form<B> {
     }
 }
 
-impl<B: GgmlType> Form<B> {
+impl<B: ActivationBlock> Form<B> {
     /// Room for `rows` of `width`; what was there is lost.
     fn reserve(&mut self, rows: usize, width: usize) {
-        let blocks = rows * (width / B::BLCK_SIZE);
+        let blocks = rows * (width / B::ELEMENTS);
         if self.blocks.len() < blocks {
-            self.blocks.resize(blocks, B::zeros());
+            self.blocks.resize(blocks, B::zero());
         }
     }
 }
 
 /// A block that a form is made of.
-pub(super) trait ActivationBlock: GgmlType {
+pub(super) trait ActivationBlock: Clone + Send + Sync {
     const KIND: ActivationKind;
+    /// Numbers of a block.
+    const ELEMENTS: usize;
+
+    fn zero() -> Self;
+
+    /// Stores a row; `row` is as many numbers as `blocks` hold.
+    fn store(row: &[f32], blocks: &mut [Self]);
 
     /// A row in this form, made by [`Activations::fill`].
     fn row(activations: &Activations, row: usize) -> &[Self];
@@ -83,6 +97,15 @@ macro_rules! activation_block {
     ($block:ty, $kind:ident, $field:ident) => {
         impl ActivationBlock for $block {
             const KIND: ActivationKind = ActivationKind::$kind;
+            const ELEMENTS: usize = <$block as GgmlType>::BLCK_SIZE;
+
+            fn zero() -> Self {
+                <$block as GgmlType>::zeros()
+            }
+
+            fn store(row: &[f32], blocks: &mut [Self]) {
+                <$block as GgmlType>::from_float(row, blocks);
+            }
 
             fn row(activations: &Activations, row: usize) -> &[Self] {
                 let form = &activations.$field;
@@ -98,11 +121,29 @@ activation_block!(BlockQ8_0, Q8_0, q8_0);
 activation_block!(BlockQ8_1, Q8_1, q8_1);
 activation_block!(BlockQ8K, Q8K, q8k);
 
+impl ActivationBlock for Int8Block {
+    const KIND: ActivationKind = ActivationKind::Int8;
+    const ELEMENTS: usize = int8::BLOCK;
+
+    fn zero() -> Self {
+        Int8Block::default()
+    }
+
+    fn store(row: &[f32], blocks: &mut [Self]) {
+        int8::store(row, blocks);
+    }
+
+    fn row(activations: &Activations, row: usize) -> &[Self] {
+        let form = &activations.int8;
+        &form.blocks[row * form.per_row..(row + 1) * form.per_row]
+    }
+}
+
 impl Activations {
     /// Bytes that a row of `width` takes in a form.
     pub(crate) fn bytes(kind: ActivationKind, width: usize) -> usize {
-        fn of<B: GgmlType>(width: usize) -> usize {
-            width.div_ceil(B::BLCK_SIZE) * size_of::<B>()
+        fn of<B: ActivationBlock>(width: usize) -> usize {
+            width.div_ceil(B::ELEMENTS) * size_of::<B>()
         }
         match kind {
             ActivationKind::F32 => of::<f32>(width),
@@ -111,6 +152,7 @@ impl Activations {
             ActivationKind::Q8_0 => of::<BlockQ8_0>(width),
             ActivationKind::Q8_1 => of::<BlockQ8_1>(width),
             ActivationKind::Q8K => of::<BlockQ8K>(width),
+            ActivationKind::Int8 => of::<Int8Block>(width),
         }
     }
 
@@ -123,6 +165,7 @@ impl Activations {
             ActivationKind::Q8_0 => self.q8_0.reserve(rows, width),
             ActivationKind::Q8_1 => self.q8_1.reserve(rows, width),
             ActivationKind::Q8K => self.q8k.reserve(rows, width),
+            ActivationKind::Int8 => self.int8.reserve(rows, width),
         }
     }
 
@@ -164,6 +207,7 @@ impl Activations {
                 ActivationKind::Q8_0 => store(&mut self.q8_0, team, source, width),
                 ActivationKind::Q8_1 => store(&mut self.q8_1, team, source, width),
                 ActivationKind::Q8K => store(&mut self.q8k, team, source, width),
+                ActivationKind::Int8 => store(&mut self.int8, team, source, width),
             }
         }
     }
@@ -175,15 +219,15 @@ pub(crate) fn finite(row: &[f32]) -> bool {
     row.iter().fold(true, |finite, number| finite & (number.to_bits() & EXPONENT != EXPONENT))
 }
 
-fn store<B: GgmlType>(form: &mut Form<B>, team: &mut Team, source: &[f32], width: usize) {
+fn store<B: ActivationBlock>(form: &mut Form<B>, team: &mut Team, source: &[f32], width: usize) {
     let rows = source.len() / width;
     form.reserve(rows, width);
-    form.per_row = width / B::BLCK_SIZE;
+    form.per_row = width / B::ELEMENTS;
     let per_row = form.per_row;
     let blocks = Disjoint::new(&mut form.blocks);
     team.for_each(rows, &|row, _| {
         // SAFETY: each row is an item of its own.
         let to = unsafe { blocks.part(row * per_row..(row + 1) * per_row) };
-        B::from_float(&source[row * width..(row + 1) * width], to);
+        B::store(&source[row * width..(row + 1) * width], to);
     });
 }

@@ -161,7 +161,7 @@ impl ThreadScratch {
                     let total = &mut self.totals[index];
                     let sums = &mut self.sums[index * dim..(index + 1) * dim];
                     let (keys, values) = (&self.keys[..seen * dim], &self.values[..seen * dim]);
-                    block(query, scale, keys, values, &mut self.scores[..seen], total, sums);
+                    merge(&Block { query, scale, keys, values }, &mut self.scores[..seen], total, sums);
                 }
             }
         }
@@ -172,20 +172,41 @@ impl ThreadScratch {
     }
 }
 
-/// Merges one block into a (largest score, sum of weights) and the sums of values.
-fn block(
-    query: &[f32],
+/// What one head's query meets in one block of the cache.
+struct Block<'a> {
+    query: &'a [f32],
     scale: f32,
-    keys: &[f32],
-    values: &[f32],
-    scores: &mut [f32],
-    total: &mut (f32, f32),
-    sums: &mut [f32],
-) {
-    let dim = query.len();
+    keys: &'a [f32],
+    values: &'a [f32],
+}
+
+/// Merges one block into a (largest score, sum of weights) and the sums of values. `scores` has room for one number for
+/// each position.
+fn merge(block: &Block<'_>, scores: &mut [f32], total: &mut (f32, f32), sums: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2.
+        return unsafe { merge_avx2(block, scores, total, sums) };
+    }
+    merge_lanes(block, scores, total, sums);
+}
+
+/// The same operations in the same order, so the same bits, in wider registers.
+///
+/// # Safety
+/// The processor has AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn merge_avx2(block: &Block<'_>, scores: &mut [f32], total: &mut (f32, f32), sums: &mut [f32]) {
+    merge_lanes(block, scores, total, sums);
+}
+
+#[inline(always)]
+fn merge_lanes(block: &Block<'_>, scores: &mut [f32], total: &mut (f32, f32), sums: &mut [f32]) {
+    let dim = block.query.len();
     let mut largest = total.0;
-    for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
-        *score = dot(query, key) * scale;
+    for (score, key) in scores.iter_mut().zip(block.keys.chunks_exact(dim)) {
+        *score = dot(block.query, key) * block.scale;
         largest = if *score > largest { *score } else { largest };
     }
     // e^(-inf - x) is not needed: the first block has nothing to merge with.
@@ -199,7 +220,7 @@ fn block(
     }
     *total = (largest, total.1 * keep + sum_lanes(lanes));
     sums.iter_mut().for_each(|sum| *sum *= keep);
-    for (&weight, value) in scores.iter().zip(values.chunks_exact(dim)) {
+    for (&weight, value) in scores.iter().zip(block.values.chunks_exact(dim)) {
         for (sum, &value) in sums.iter_mut().zip(value) {
             *sum += weight * value;
         }
@@ -276,6 +297,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn wider_registers_give_the_same_bits() {
+        let (keys, values) = (noise(100 * 24, 5), noise(100 * 24, 6));
+        let query = noise(24, 7);
+        let block = Block { query: &query, scale: 0.3, keys: &keys, values: &values };
+        let mut plain = ((0.1, 2.0), vec![0.5; 24]);
+        let mut wide = plain.clone();
+        merge_lanes(&block, &mut [0.0; 100], &mut plain.0, &mut plain.1);
+        merge(&block, &mut [0.0; 100], &mut wide.0, &mut wide.1);
+        assert_eq!(wide, plain);
     }
 
     #[test]

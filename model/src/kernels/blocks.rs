@@ -1,8 +1,8 @@
-//! Weight matrices as blocks of candle's types, copied out of a model file.
+//! Weight matrices as blocks, copied out of a model file.
 //!
 //! candle's own `QTensor` multiplies through one pool of threads for the whole process, may keep a second, packed copy
 //! of the weights, and on some processors chooses its kernel by the number of rows. So a [`Matrix`] keeps the blocks
-//! and uses candle's block formats and dot products only.
+//! and uses candle's block formats and dot products only; where there is a kernel of our own ([`super::avx2`]), that.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ use crate::gguf::TensorType;
 ///
 /// # Safety
 /// Implement it only for types without padding, pointers or forbidden patterns.
-pub(super) unsafe trait Plain: GgmlType + 'static {}
+pub(super) unsafe trait Plain: Clone + Send + Sync + 'static {}
 
 macro_rules! plain {
     ($($block:ty),*) => { $(
@@ -44,7 +44,7 @@ const COPY_PIECE: usize = 4 << 20;
 
 /// Copies blocks out of the bytes of a file; none if they are no whole number of blocks. The bytes need no alignment.
 /// `copied` is told the size of each piece that is not needed any more.
-fn load<T: Plain>(bytes: &[u8], copied: &mut dyn FnMut(usize)) -> Option<Box<[T]>> {
+pub(super) fn load<T: Plain>(bytes: &[u8], copied: &mut dyn FnMut(usize)) -> Option<Box<[T]>> {
     if !bytes.len().is_multiple_of(size_of::<T>()) {
         return None;
     }
@@ -81,6 +81,11 @@ impl Matrix {
         bytes: &[u8],
         copied: &mut dyn FnMut(usize),
     ) -> Option<Matrix> {
+        #[cfg(target_arch = "x86_64")]
+        if super::int8::supports(kind) {
+            let weights = super::avx2::load(kind, inputs, outputs, bytes, copied)?;
+            return Some(Matrix { weights, outputs });
+        }
         let weights: Box<dyn Weights> = match kind {
             TensorType::F32 => Rows::<f32>::load(inputs, outputs, bytes, copied)?,
             TensorType::F16 => Rows::<f16>::load(inputs, outputs, bytes, copied)?,
@@ -147,7 +152,7 @@ struct Rows<T> {
     inputs: usize,
 }
 
-impl<T: Plain> Rows<T>
+impl<T: Plain + GgmlType> Rows<T>
 where
     T::VecDotType: ActivationBlock,
 {
@@ -169,7 +174,7 @@ where
     }
 }
 
-impl<T: Plain> Weights for Rows<T>
+impl<T: Plain + GgmlType> Weights for Rows<T>
 where
     T::VecDotType: ActivationBlock,
 {
