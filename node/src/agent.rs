@@ -36,7 +36,9 @@ use crate::identity::Identity;
 use crate::local_proof::LocalSecret;
 use crate::options::{Listen, UpOptions};
 use crate::store::ModelStore;
-use crate::swarm::{self, Gate, Service, Swarm, SwarmConfig, SwarmError, SwarmEvent, Topic, Versions};
+use crate::swarm::{
+    self, Gate, NodeState, Service, Swarm, SwarmConfig, SwarmError, SwarmEvent, Table, Topic, Versions,
+};
 use crate::wire;
 use crate::worker::Worker;
 
@@ -162,6 +164,7 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     tasks.spawn(lead::lead(consensus.clone(), directory.clone()));
     tasks.spawn(carry_out(consensus.clone(), worker.clone()));
     tasks.spawn(greet(directory, swarm.clone()));
+    tasks.spawn(share_cores(endpoint.clone(), swarm.table(), options.threads));
     let body = facts::body(&swarm, options, http, data_addrs(endpoint.local_addr(), &swarm))?;
     tasks.spawn(report::report(swarm.clone(), body, worker.clone(), files));
     let front = tokio::spawn(shoal_web::serve(listener, router, http_stopping));
@@ -263,6 +266,27 @@ async fn greet(directory: Directory, swarm: Swarm) {
             swarm.poke().await;
         }
         if view.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Lets waiting threads spin only while the computing threads of all agents of this machine have a core each: else they
+/// would spin on the core that the one they wait for needs.
+async fn share_cores(endpoint: Endpoint, mut table: watch::Receiver<Arc<Table>>, threads: usize) {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    loop {
+        let beside: usize = {
+            let table = table.borrow_and_update();
+            let local = table.nodes.values().filter(|entry| {
+                entry.state != NodeState::Gone
+                    && entry.path.as_ref().is_some_and(|path| path.remote.ip().is_loopback())
+            });
+            let records = local.filter_map(|entry| entry.record.as_ref());
+            records.map(|record| record.body.threads as usize).sum()
+        };
+        endpoint.set_spin(threads + beside <= cores);
+        if table.changed().await.is_err() {
             return;
         }
     }
