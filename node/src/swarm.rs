@@ -34,6 +34,7 @@ mod hello;
 pub mod interfaces;
 mod line;
 mod mailbox;
+mod multicast;
 mod peers;
 mod post;
 mod pulse;
@@ -204,14 +205,15 @@ impl Swarm {
             listening: RwLock::default(),
             events: broadcast::channel(EVENTS).0,
         });
-        let answering = Arc::new(Semaphore::new(line::MAX_ANSWERING));
-        let post = post::Post::new(Arc::new(line::Shared { mailbox, inbox, answering }));
+        let room = Arc::new(Semaphore::new(line::MAX_HELD_KIB));
+        let shared = line::Shared { mailbox, inbox: inbox.clone(), room };
+        let post = post::Post::new(Arc::new(shared));
         let mut libp2p = behaviour::build(&config.identity, post)?;
         let listeners = listen(&mut libp2p, &config.listen)?;
         let (commands, commanded) = mpsc::channel(COMMANDS);
         let (record, records) = watch::channel(None);
         let stop = CancellationToken::new();
-        let inputs = actor::Inputs { incoming, commanded, records, stop: stop.clone() };
+        let inputs = actor::Inputs { inbox, incoming, commanded, records, stop: stop.clone() };
         let (actor, table, listening) =
             actor::Actor::new(config, life, gate, common.clone(), libp2p, listeners, inputs);
         let task = tokio::spawn(actor.run());

@@ -55,6 +55,8 @@ pub enum Command {
 
 /// Where everything comes from.
 pub struct Inputs {
+    /// The other end of `incoming`, for those that the task starts itself.
+    pub inbox: mpsc::Sender<Incoming>,
     pub incoming: mpsc::Receiver<Incoming>,
     pub commanded: mpsc::Receiver<Command>,
     pub records: watch::Receiver<Option<RecordBody>>,
@@ -249,7 +251,6 @@ impl Actor {
                 tracing::debug!(from = %send_back_addr, %error, "a connection came to nothing");
             }
             Libp2pEvent::Behaviour(BehaviourEvent::Identify(event)) => self.on_identify(event, now),
-            Libp2pEvent::Behaviour(BehaviourEvent::Mdns(event)) => self.on_mdns(event, now),
             _ => {}
         }
     }
@@ -299,6 +300,7 @@ impl Actor {
             Incoming::Beat { connection, beat } => self.beat_heard(connection, &beat, now),
             Incoming::Records { from, body, answer } => self.records_asked(&from, &body, answer),
             Incoming::Goodbye { from } => self.said_goodbye(&from, now),
+            Incoming::Found(found) => self.found(found, now),
         }
     }
 

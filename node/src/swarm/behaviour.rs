@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use libp2p::connection_limits::{self, ConnectionLimits};
 use libp2p::swarm::NetworkBehaviour;
-use libp2p::swarm::behaviour::toggle::Toggle;
-use libp2p::{Multiaddr, PeerId, identify, mdns, noise, tcp, yamux};
+use libp2p::{identify, noise, tcp, yamux};
 
 use super::SwarmError;
 use super::post::Post;
@@ -23,16 +22,10 @@ const MAX_CONNECTIONS: u32 = 512;
 const MAX_STREAMS: usize = 256;
 /// How long setting up a connection may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-/// How often mDNS asks who is there.
-const MDNS_QUERY: Duration = Duration::from_secs(15);
-/// How long others remember what mDNS told them of us.
-const MDNS_TTL: Duration = Duration::from_secs(60);
-
 #[derive(NetworkBehaviour)]
 pub struct Behaviour {
     pub limits: connection_limits::Behaviour,
     pub identify: identify::Behaviour,
-    pub mdns: Toggle<mdns::tokio::Behaviour>,
     pub post: Post,
 }
 
@@ -52,7 +45,6 @@ pub fn build(identity: &Identity, post: Post) -> Result<libp2p::Swarm<Behaviour>
     let behaviour = Behaviour {
         limits: connection_limits::Behaviour::new(limits),
         identify: identify::Behaviour::new(identify),
-        mdns: Toggle::from(None),
         post,
     };
     let multiplexer = || {
@@ -71,18 +63,4 @@ pub fn build(identity: &Identity, post: Post) -> Result<libp2p::Swarm<Behaviour>
         .with_connection_timeout(CONNECT_DEADLINE)
         .build();
     Ok(swarm)
-}
-
-/// A fresh mDNS behaviour that announces `listening`.
-pub fn mdns(
-    me: PeerId,
-    listening: &[(libp2p::core::transport::ListenerId, Multiaddr)],
-) -> std::io::Result<mdns::tokio::Behaviour> {
-    let config = mdns::Config { ttl: MDNS_TTL, query_interval: MDNS_QUERY, enable_ipv6: false };
-    let mut behaviour = mdns::tokio::Behaviour::new(config, me)?;
-    for (listener_id, addr) in listening {
-        let event = libp2p::swarm::behaviour::NewListenAddr { listener_id: *listener_id, addr };
-        behaviour.on_swarm_event(libp2p::swarm::FromSwarm::NewListenAddr(event));
-    }
-    Ok(behaviour)
 }

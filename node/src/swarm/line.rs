@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use libp2p::PeerId;
 use libp2p::swarm::ConnectionId;
+use libp2p::{Multiaddr, PeerId};
 use shoal_scheduler::NodeId;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
@@ -14,8 +14,8 @@ use super::mailbox::{Letter, MAX_UNDER_WAY, Mailbox};
 pub const OUTBOX: usize = MAX_UNDER_WAY + 8;
 /// How many events of all connections may wait for the swarm's task. A connection that finds it full waits.
 pub const INBOX: usize = 256;
-/// How many letters from all nodes together are read or answered at once: so many megabytes at most.
-pub const MAX_ANSWERING: usize = 128;
+/// How much of letters from all nodes together is held at once, in KiB. A letter over that waits to be read.
+pub const MAX_HELD_KIB: usize = 128 << 10;
 
 /// One connection, as the swarm's task holds it.
 #[derive(Debug, Clone)]
@@ -74,13 +74,16 @@ pub enum Incoming {
     Records { from: NodeId, body: Vec<u8>, answer: oneshot::Sender<Result<Vec<u8>, String>> },
     /// `from` leaves the swarm.
     Goodbye { from: NodeId },
+    /// mDNS found nodes.
+    Found(Vec<(PeerId, Multiaddr)>),
 }
 
 /// What all connections share.
 pub struct Shared {
     pub mailbox: Arc<Mailbox>,
     pub inbox: mpsc::Sender<Incoming>,
-    pub answering: Arc<Semaphore>,
+    /// KiB that letters may still take.
+    pub room: Arc<Semaphore>,
 }
 
 /// One connection, as its own tasks see it.

@@ -14,12 +14,29 @@ const CHUNK: usize = 64 << 10;
 /// # Errors
 /// `InvalidData` for a longer frame, `UnexpectedEof` for one that ends early, else what the stream says.
 pub async fn read_frame<S: AsyncRead + Unpin>(stream: &mut S, limit: usize) -> io::Result<Vec<u8>> {
+    let length = read_length(stream, limit).await?;
+    read_body(stream, length).await
+}
+
+/// Reads the length of a frame; [`read_body`] must follow. Between the two the reader may wait until it has room.
+///
+/// # Errors
+/// As [`read_frame`].
+pub async fn read_length<S: AsyncRead + Unpin>(stream: &mut S, limit: usize) -> io::Result<usize> {
     let mut header = [0; 4];
     stream.read_exact(&mut header).await?;
     let length = usize::try_from(u32::from_le_bytes(header)).unwrap_or(usize::MAX);
     if length > limit {
         return Err(io::Error::new(io::ErrorKind::InvalidData, WireError::TooLong { length, limit }));
     }
+    Ok(length)
+}
+
+/// Reads the bytes of a frame whose length is known.
+///
+/// # Errors
+/// As [`read_frame`].
+pub async fn read_body<S: AsyncRead + Unpin>(stream: &mut S, length: usize) -> io::Result<Vec<u8>> {
     let mut frame = Vec::new();
     while frame.len() < length {
         let start = frame.len();

@@ -20,7 +20,7 @@ use crate::swarm::table::{Gone, RefusedBy};
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a refused connection stays, so that the refusal arrives.
 const REFUSAL_STAYS: Duration = Duration::from_millis(500);
-/// The most connections that are not admitted.
+/// The most connections from outside that are not admitted.
 const MAX_OUTSIDERS: usize = 64;
 /// Refusals for a duplicate id count together if they are no further apart.
 const DUPLICATE_MEMORY: Duration = Duration::from_secs(30);
@@ -48,7 +48,11 @@ impl Duplicate {
 impl Actor {
     /// Says hello on a new connection.
     pub(super) fn greet(&mut self, id: ConnectionId, now: Instant) {
-        let outsiders = self.connections.values().filter(|connection| !connection.is_ready()).count();
+        let outsiders = self
+            .connections
+            .values()
+            .filter(|connection| !connection.dialled && !connection.is_ready())
+            .count();
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.close_at = Some(now + HELLO_DEADLINE);
         let Some(peer) = self.peers.get(&connection.peer) else { return };
@@ -67,7 +71,8 @@ impl Actor {
             proof,
         };
         let sent = hello.encode().map(|bytes| connection.line.outbox.try_send(Outgoing::Hello(bytes)));
-        if outsiders > MAX_OUTSIDERS || !matches!(sent, Ok(Ok(()))) {
+        let too_many = !connection.dialled && outsiders > MAX_OUTSIDERS;
+        if too_many || !matches!(sent, Ok(Ok(()))) {
             tracing::debug!(node = %peer.node, outsiders, "a connection is turned away");
             self.close(id);
         }

@@ -5,14 +5,14 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use libp2p::core::transport::ListenerId;
-use libp2p::swarm::behaviour::toggle::Toggle;
-use libp2p::{Multiaddr, identify, mdns};
+use libp2p::{Multiaddr, PeerId, identify};
 use tokio::time::Instant;
 
 use super::Actor;
 use crate::swarm::address::{PeerAddress, socket};
-use crate::swarm::behaviour::{self, IDENTIFY};
+use crate::swarm::behaviour::IDENTIFY;
 use crate::swarm::interfaces::Interfaces;
+use crate::swarm::multicast::Multicast;
 use crate::swarm::{BeatSource, Common};
 
 /// How often the machine's interfaces are looked at.
@@ -32,7 +32,8 @@ const MAX_AGENT: usize = 64;
 /// The state of discovery.
 pub struct Discovery {
     enabled: bool,
-    /// When mDNS was last made; never, at first.
+    multicast: Option<Multicast>,
+    /// When it was last made; never, at first.
     made: Option<Instant>,
     looked: Instant,
     /// All addresses of our listeners, announced or not.
@@ -42,7 +43,14 @@ pub struct Discovery {
 
 impl Discovery {
     pub fn new(enabled: bool, now: Instant) -> Self {
-        Self { enabled, made: None, looked: now, listening: Vec::new(), announced: Vec::new() }
+        Self {
+            enabled,
+            multicast: None,
+            made: None,
+            looked: now,
+            listening: Vec::new(),
+            announced: Vec::new(),
+        }
     }
 
     pub fn slept(&mut self, late: Duration) {
@@ -101,6 +109,8 @@ impl Actor {
         for address in &announced {
             self.libp2p.add_external_address(address.clone());
         }
+        // What mDNS announces is fixed when it is made.
+        self.discovery.made = None;
         self.discovery.announced = announced.iter().filter_map(socket).collect();
         self.publishing.note_change();
         self.common.set_listening(announced);
@@ -125,8 +135,8 @@ impl Actor {
         }
     }
 
-    pub(super) fn on_mdns(&mut self, event: mdns::Event, now: Instant) {
-        let mdns::Event::Discovered(found) = event else { return };
+    /// mDNS found nodes.
+    pub(super) fn found(&mut self, found: Vec<(PeerId, Multiaddr)>, now: Instant) {
         for (id, address) in found {
             if let Some(address) = PeerAddress::of(&address) {
                 self.learn_address(id, address.address, false, now);
@@ -150,7 +160,7 @@ impl Actor {
                 Err(error) => tracing::warn!(%error, "cannot list the network interfaces"),
             }
         }
-        if !self.discovery.enabled {
+        if !self.discovery.enabled || self.discovery.listening.is_empty() {
             return;
         }
         let together = self.peers.iter().any(|(_, peer)| peer.primary.is_some());
@@ -159,8 +169,11 @@ impl Actor {
             return;
         }
         self.discovery.made = Some(now);
-        match behaviour::mdns(*self.libp2p.local_peer_id(), &self.discovery.listening) {
-            Ok(fresh) => self.libp2p.behaviour_mut().mdns = Toggle::from(Some(fresh)),
+        // The old one ends first: both would listen on the same port.
+        self.discovery.multicast = None;
+        let listening = self.discovery.listening.clone();
+        match Multicast::start(*self.libp2p.local_peer_id(), listening, self.inputs.inbox.clone()) {
+            Ok(fresh) => self.discovery.multicast = Some(fresh),
             Err(error) => tracing::warn!(%error, "no mDNS: nodes are found by --peer alone"),
         }
     }

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout, timeout_at};
 use crate::swarm::hello;
 use crate::swarm::line::{Connection, HelloFailure, Incoming};
 use crate::swarm::mailbox::{Letter, MAX_FRAME};
-use crate::wire::stream::{read_frame, write_frame};
+use crate::wire::stream::{read_body, read_frame, read_length, write_frame};
 
 /// The longest heartbeat.
 pub const MAX_BEAT: usize = 64 << 10;
@@ -82,9 +82,15 @@ pub async fn ask_letter(letter: Letter, mut stream: Stream) {
 
 /// Reads a letter, lets its service answer, and sends the answer.
 pub async fn answer_letter(connection: Connection, mut stream: Stream) {
-    // Taken before the letter is read: so many megabytes there are at most.
-    let Ok(_place) = connection.shared.answering.clone().acquire_owned().await else { return };
-    let Ok(Ok(frame)) = timeout(LETTER_DEADLINE, read_frame(&mut stream, MAX_FRAME)).await else { return };
+    let room = connection.shared.room.clone();
+    let reading = async {
+        let length = read_length(&mut stream, MAX_FRAME).await?;
+        let kib = u32::try_from(length / 1024 + 1).unwrap_or(u32::MAX);
+        let place = room.acquire_many_owned(kib).await.map_err(io::Error::other)?;
+        Ok::<_, io::Error>((read_body(&mut stream, length).await?, place))
+    };
+    // Its room is kept until it is answered: a service holds its body.
+    let Ok(Ok((frame, _place))) = timeout(LETTER_DEADLINE, reading).await else { return };
     let Some(answer) = connection.shared.mailbox.receive(&connection.node, &frame).await else { return };
     let sending = async {
         write_frame(&mut stream, &answer, MAX_FRAME).await?;

@@ -28,8 +28,8 @@ const OPEN_DEADLINE: Duration = Duration::from_secs(5);
 const MAX_OPENING: usize = MAX_UNDER_WAY + 2;
 /// How many hellos of one connection are answered at once. One is enough; a second may follow on its heels.
 const MAX_HELLOS: usize = 2;
-/// One stream of heartbeats each way.
-const MAX_BEATS: usize = 1;
+/// One stream of heartbeats each way, and one that is about to replace it.
+const MAX_BEATS: usize = 2;
 
 /// What a stream is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
