@@ -291,6 +291,12 @@ impl<B: Block> Rows<B> {
             for block in 0..count {
                 for o in 0..O {
                     let weight = weights[o].get_unchecked(block);
+                    if R == 1 {
+                        // One row at a time is bound by memory. The next four weight rows follow these; beyond the end
+                        // of the matrix the address is never read.
+                        let ahead = (&raw const *weight).wrapping_add(O * count);
+                        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                    }
                     let (values, factors) = (weight.values(), weight.factors());
                     for r in 0..R {
                         let activation = activations[r].get_unchecked(block);
