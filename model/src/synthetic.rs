@@ -11,6 +11,12 @@ use half::{bf16, f16};
 use crate::gguf::TensorType;
 use crate::gguf::writer::GgufWriter;
 use crate::kernels::blocks::stored_bytes;
+use crate::tokenizer::alphabet::spell;
+
+/// ChatML.
+const CHAT_TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + \
+    message['content'] + '<|im_end|>' + '\n' }}{% endfor %}\
+    {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 /// The shape of a made-up model.
 #[derive(Debug, Clone)]
@@ -74,6 +80,7 @@ impl SyntheticModel {
             .integer("llama.rope.dimension_count", self.hidden / self.heads)
             .float("llama.rope.freq_base", 10_000.0)
             .float("llama.attention.layer_norm_rms_epsilon", 1e-5);
+        self.vocabulary(&mut writer);
         let mut random = Random(self.seed);
         let keys = self.hidden / self.heads * self.kv_heads;
         let embedding = self.matrix(&mut random, self.embedding, self.hidden, self.vocab);
@@ -115,6 +122,32 @@ impl SyntheticModel {
     /// Writes the model file to `path`.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         std::fs::write(path, self.gguf().bytes())
+    }
+
+    /// A tokenizer and a chat template, where the vocabulary has room for all bytes: two special tokens, the 256 bytes,
+    /// one merge, and names for the rest. So any text goes in, and what comes out is bytes without sense.
+    fn vocabulary(&self, writer: &mut GgufWriter) {
+        const NORMAL: i32 = 1;
+        const CONTROL: i32 = 3;
+        let merged = ["th"].map(str::to_owned);
+        let specials = ["<|im_start|>", "<|im_end|>"].map(str::to_owned);
+        let known = specials.len() + 256 + merged.len();
+        let Some(rest) = (self.vocab as usize).checked_sub(known) else { return };
+        let bytes = (0..=255).map(|byte| spell(&[byte]));
+        let names = (0..rest).map(|index| format!("word{index}"));
+        let tokens: Vec<String> = specials.iter().cloned().chain(bytes).chain(merged).chain(names).collect();
+        let kinds: Vec<i32> =
+            (0..tokens.len()).map(|index| if index < specials.len() { CONTROL } else { NORMAL }).collect();
+        writer
+            .string("tokenizer.ggml.model", "gpt2")
+            .string("tokenizer.ggml.pre", "smollm")
+            .strings("tokenizer.ggml.tokens", &tokens)
+            .integers("tokenizer.ggml.token_type", &kinds)
+            .strings("tokenizer.ggml.merges", &["t h"])
+            .integer("tokenizer.ggml.bos_token_id", 0)
+            .integer("tokenizer.ggml.eos_token_id", 1)
+            .flag("tokenizer.ggml.add_bos_token", false)
+            .string("tokenizer.chat_template", CHAT_TEMPLATE);
     }
 
     /// Weights of about unit gain, so that activations neither die nor explode over the layers.
@@ -176,5 +209,28 @@ impl Random {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^= z >> 31;
         (z >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ChatTemplate, Message, ModelFile, Tokenizer};
+
+    #[test]
+    fn a_made_up_model_takes_text() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        SyntheticModel::default().gguf().write(&mut file).unwrap();
+        let file = ModelFile::open(file.path()).unwrap();
+        let tokenizer = Tokenizer::from_gguf(file.metadata()).unwrap();
+        let template = ChatTemplate::from_gguf(file.metadata()).unwrap();
+        let message = Message { role: "user".to_owned(), content: "the çat".to_owned() };
+        let text = template.render(&[message], true).unwrap();
+        assert_eq!(text, "<|im_start|>user\nthe çat<|im_end|>\n<|im_start|>assistant\n");
+        let tokens = tokenizer.encode_prompt(&text).unwrap();
+        assert_eq!(tokens.first(), Some(&0));
+        let back: Vec<u8> = tokens.iter().flat_map(|&token| tokenizer.bytes(token)).copied().collect();
+        assert_eq!(String::from_utf8(back).unwrap(), text);
+        assert!(tokenizer.is_end(1));
     }
 }

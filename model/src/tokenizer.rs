@@ -8,7 +8,7 @@
 //!
 //! Keys: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#tokenizer>.
 
-mod alphabet;
+pub(crate) mod alphabet;
 mod pre;
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use shoal_model::gguf::TensorType;
 use shoal_model::synthetic::SyntheticModel;
-use shoal_model::{DecoderConfig, Footprint, ModelFile, Op, Request, Sampling, Shard, ShardSpec, Step, Want};
+use shoal_model::{
+    ChatTemplate, DecoderConfig, Footprint, ModelFile, Op, Request, Sampling, Shard, ShardSpec, Step,
+    Tokenizer, Want,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -40,6 +43,14 @@ fn check(file: &ModelFile, layers: std::ops::Range<u32>, context: u32, slots: u1
     let mut most_mapped = 0;
     let mut look = |_| most_mapped = most_mapped.max(status("RssFile:"));
     let mut shard = Shard::load(file, &spec, &mut look).unwrap();
+    let before = status("RssAnon:");
+    // The head has these besides.
+    let text = first.then(|| {
+        let template = ChatTemplate::from_gguf(file.metadata()).unwrap();
+        (Tokenizer::from_gguf(file.metadata()).unwrap(), template)
+    });
+    file.release();
+    let of_text = status("RssAnon:").saturating_sub(before);
     let mut number = 0;
     let mut output = Vec::new();
     for slot in 0..slots {
@@ -63,13 +74,14 @@ fn check(file: &ModelFile, layers: std::ops::Range<u32>, context: u32, slots: u1
             shard.execute(&Step { number, ops: std::mem::take(&mut ops) }, &input, &mut output).unwrap();
         }
     }
-    drop(output);
     let grown = status("RssAnon:").saturating_sub(anon);
     let mapped = most_mapped.max(status("RssFile:")).saturating_sub(mapped);
+    drop((text, output));
     let stated = weights + kv + scratch;
     println!(
-        "layers {layers:?}, context {context} x {slots}: RssAnon grew by {} KiB; stated {} KiB (weights {}, cache {}, scratch {}); RssFile by at most {} KiB",
+        "layers {layers:?}, context {context} x {slots}: RssAnon grew by {} KiB ({} of them for text); stated {} KiB (weights {}, cache {}, scratch {}); RssFile by at most {} KiB",
         grown / 1024,
+        of_text / 1024,
         stated / 1024,
         weights / 1024,
         kv / 1024,

@@ -45,7 +45,7 @@ const OTHER_BYTES: [u8; OTHERS] = {
 };
 
 /// Writes bytes as letters.
-pub(super) fn spell(bytes: &[u8]) -> String {
+pub(crate) fn spell(bytes: &[u8]) -> String {
     bytes.iter().map(|&byte| LETTERS[usize::from(byte)]).collect()
 }
 
