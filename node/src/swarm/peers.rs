@@ -153,6 +153,9 @@ impl Peer {
 
     /// It is to be dialled from now on: at once by the node with the smaller id.
     pub fn dial_soon(&mut self, me: &NodeId, now: Instant) {
+        if !self.connections.is_empty() {
+            return;
+        }
         let due = if *me < self.node { now } else { now + LARGER_WAITS };
         self.next_dial = Some(self.next_dial.map_or(due, |before| before.min(due)));
     }
@@ -180,6 +183,8 @@ impl Peer {
     /// A connection is there.
     pub fn connected(&mut self, connection: ConnectionId, now: Instant) {
         self.connections.insert(connection);
+        // When it is lost, both sides wait their turn again.
+        self.next_dial = None;
         self.last_seen = now;
     }
 
@@ -303,7 +308,10 @@ mod tests {
         }
         peer.admitted(now);
         peer.connected(ConnectionId::new_unchecked(1), now);
+        peer.dial_soon(&node_id(&small), now);
         assert!(!peer.due(now + SLOW_REDIAL), "not while connected");
+        peer.connections.clear();
+        assert!(!peer.due(now + SLOW_REDIAL), "what was due before the connection is over");
     }
 
     #[test]

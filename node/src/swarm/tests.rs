@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout};
 use super::*;
 
 mod alive;
+mod garbage;
 mod hostile;
 mod mail;
 mod meeting;
