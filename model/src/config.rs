@@ -1,6 +1,6 @@
 //! What a decoder is, as numbers: read from a model file and checked against its tensors.
 //!
-//! The decoder ([`crate::decoder`]) is written once and described by this; an architecture is a set of values, not a
+//! The decoder is written once and described by this; an architecture is a set of values, not a
 //! file of code. What a file asks for beyond that is refused by name, because leaving it out would compute a
 //! different model without anyone noticing.
 

@@ -4,7 +4,7 @@
 //! A product of one weight row with one row of activations is always this: for each block the integers are multiplied
 //! and summed exactly, in eight lanes; the lanes are multiplied by both factors and added up over the blocks in f32
 //! (fused); minima are added up beside them; at the end the lanes are summed in one order. Which rows are computed
-//! together ([`tile`]) changes only what stays in registers.
+//! together ([`Rows::tile`]) changes only what stays in registers.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
