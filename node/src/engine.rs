@@ -22,3 +22,6 @@ pub mod rank;
 pub mod session;
 pub mod status;
 pub mod text;
+
+#[cfg(test)]
+mod tests;
