@@ -6,7 +6,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use serde::Serialize;
+use shoal_web::api::{ErrorBody, ErrorDocument, Schema};
 
 /// The exit codes of `shoal`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,22 +98,26 @@ impl Failure {
     }
 
     /// The `shoal.error/0` document.
-    pub fn document(&self) -> serde_json::Value {
-        #[derive(Serialize)]
-        struct Body<'a> {
-            code: &'a str,
-            message: &'a str,
-            fix: Option<&'a str>,
-            node: Option<&'a str>,
-        }
-        let body = Body {
-            code: &self.code,
-            message: &self.message,
-            fix: self.fix.as_deref(),
-            node: self.node.as_deref(),
+    pub fn document(&self) -> ErrorDocument {
+        let error = ErrorBody {
+            code: self.code.clone(),
+            message: self.message.clone(),
+            fix: self.fix.clone(),
+            node: self.node.clone(),
         };
-        serde_json::json!({ "schema": "shoal.error/0", "error": body })
+        ErrorDocument { schema: Schema::new(), error }
     }
+}
+
+/// An error with the whole chain of its causes, in one line.
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
 }
 
 impl fmt::Display for Failure {
@@ -144,7 +148,7 @@ mod tests {
     fn the_document_has_every_field_and_null_for_unknown() {
         let document = Failure::new(Exit::NoAgent, "no_agent", "none").fix("shoal up").document();
         assert_eq!(
-            document,
+            serde_json::to_value(document).unwrap(),
             serde_json::json!({"schema": "shoal.error/0",
                 "error": {"code": "no_agent", "message": "none", "fix": "shoal up", "node": null}})
         );

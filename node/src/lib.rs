@@ -2,15 +2,24 @@
 
 pub mod adapt;
 pub mod agent;
+pub mod bench;
 pub mod catalogue;
 pub mod channels;
+pub mod cli;
+pub mod client;
 pub mod data_dir;
+pub mod demo;
 pub mod engine;
 pub mod exit;
 pub mod identity;
 pub mod local_proof;
+pub mod local_swarm;
+pub mod logging;
+pub mod model_file;
 pub mod options;
+pub mod signals;
 pub mod store;
 pub mod swarm;
+pub mod terminal;
 pub mod wire;
 pub mod worker;

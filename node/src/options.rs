@@ -18,6 +18,7 @@ use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
 use crate::exit::{Exit, Failure};
+use crate::logging::LogFormat;
 use crate::swarm::{InterfaceRule, PeerAddress};
 pub use values::{Bytes, MAX_NAME_BYTES, NodeName, RdmaMode, Span, SwarmName, show_bytes, show_span};
 
@@ -76,8 +77,8 @@ pub struct UpOptions {
     pub rdma: RdmaMode,
     /// What to log, in env-filter syntax, where `node.toml` says so and no flag or variable does.
     pub log: Option<String>,
-    /// The form of log lines from `node.toml`: `text` or `json`.
-    pub log_format: Option<String>,
+    /// The form of log lines from `node.toml`.
+    pub log_format: Option<LogFormat>,
     /// Cancelled when the agent is to leave the swarm and return: a signal, or the parent's end.
     pub stop: CancellationToken,
 }
@@ -97,7 +98,7 @@ pub struct ModelDirArg {
     #[arg(long, env = "SHOAL_MODEL_DIR", value_name = "D")]
     pub model_dir: Option<PathBuf>,
     #[command(flatten)]
-    data: DataDirArg,
+    pub(crate) data: DataDirArg,
 }
 
 impl ModelDirArg {
@@ -186,7 +187,8 @@ pub struct UpArgs {
     pub log: Option<String>,
     /// `--log-format` of the file.
     #[arg(skip)]
-    pub log_format: Option<String>,
+    #[serde(deserialize_with = "values::one")]
+    pub log_format: Option<LogFormat>,
 }
 
 impl UpArgs {
@@ -400,6 +402,7 @@ mod tests {
             ("threads = 0", "threads"),
             ("name = ", "node.toml"),
             ("rdma = 'always'", "RDMA"),
+            ("log-format = 'xml'", "xml"),
         ] {
             let failure = resolve(file, &[]).unwrap_err();
             assert_eq!(failure.exit, Exit::Usage);

@@ -3,6 +3,7 @@
 //! One folder serves all nodes of a user. Layout: `blobs/sha256-<hex>` (and `<hex>.part` while one is loading) and
 //! `index.json`. Everything here blocks: agents call it from a thread that may wait.
 
+mod background;
 mod blob;
 mod error;
 mod index;
@@ -21,6 +22,8 @@ use shoal_web::api::{ModelEntry, ModelState};
 use self::blob::Wanted;
 use self::index::{AddedModel, Index};
 use crate::catalogue::{self, CATALOGUE, CatalogueModel};
+use crate::exit::with_causes;
+pub use background::Told;
 pub use error::StoreError;
 
 /// A name has to fit into an instance's id and a file's name.
@@ -340,7 +343,7 @@ struct ModelFacts {
 /// Reads the file's header, which checks every length and offset in it.
 fn header(file: &Path) -> Result<ModelFacts, StoreError> {
     let wrong = |why: String| StoreError::NotAModel { path: file.to_owned(), why };
-    let model = ModelFile::open(file).map_err(|error| wrong(error.to_string()))?;
+    let model = ModelFile::open(file).map_err(|error| wrong(with_causes(&error)))?;
     let metadata = model.metadata();
     let architecture = match metadata.string("general.architecture") {
         Ok(Some(architecture)) => architecture,

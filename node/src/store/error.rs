@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, with_causes};
 use crate::options::show_bytes;
 
 /// What went wrong in the model store.
@@ -126,10 +126,7 @@ impl StoreError {
 
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Failure {
-        let mut message = error.to_string();
-        if let Some(source) = std::error::Error::source(&error) {
-            message = format!("{message}: {source}");
-        }
+        let message = with_causes(&error);
         let (exit, code, fix) = match &error {
             StoreError::Unknown { .. } => {
                 (Exit::Unknown, "model_not_found", "see `shoal models list`, or add a file with `shoal models add PATH`".into())

@@ -104,7 +104,7 @@ fn a_bad_file_is_refused_with_the_reason() {
     let file = gguf(&folder, "m.gguf", 1);
     let whole = fs::read(&file).unwrap();
     for (bytes, word) in
-        [(&whole[..whole.len() - 8], "truncated"), (b"<html>not found", "GGUF"), (b"", "empty")]
+        [(&whole[..whole.len() - 8], "truncated"), (b"<html>not found", "GGUF"), (b"", "open")]
     {
         fs::write(&file, bytes).unwrap();
         let failure = Failure::from(store(&folder).add(&file, None, &mut go).unwrap_err());

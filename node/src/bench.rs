@@ -1,0 +1,209 @@
+//! `shoal bench decode|prefill`: measured speed, beside the floor that this machine's memory sets.
+//!
+//! The nodes are this machine's, as in the demo, and the work goes through HTTP as any client's does, so that what is
+//! measured is what a person gets. One request at a time, greedy, without an end of turn; no prefix is reused.
+
+mod floor;
+mod machine;
+mod prompt;
+mod report;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use shoal_web::api::ServeRequest;
+
+use crate::client::chat::{Answer, ChatBody, ChatEvent, Message};
+use crate::client::{Agent, wait};
+use crate::demo::offers;
+use crate::exit::{Exit, Failure};
+use crate::local_swarm::{LocalSwarm, Spec};
+use crate::model_file::{self, Reading};
+use crate::options::default_threads;
+use crate::signals::Signals;
+use crate::store::{ModelBlob, ModelStore, StoreError};
+use crate::terminal::ProgressLine;
+pub use report::Report;
+
+/// Context beyond prompt and answer, in tokens.
+const SPARE_CONTEXT: u32 = 16;
+/// Runs before those that count: the first touches memory that nobody has touched.
+const WARM_UP_RUNS: u32 = 1;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Tokens generated one after the other.
+    Decode,
+    /// The prompt, until the first token.
+    Prefill,
+}
+
+/// How it is measured.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What.
+    pub kind: Kind,
+    /// A model's name, or the path of a GGUF file.
+    pub model: String,
+    /// Threads of each node; `None` = the cores, divided among the nodes.
+    pub threads: Option<usize>,
+    /// Tokens of the prompt, the chat template's included.
+    pub prompt: u32,
+    /// Tokens generated in each run.
+    pub tokens: u32,
+    /// How many nodes.
+    pub nodes: usize,
+    /// How to split the model; `None` = a pipeline over all nodes.
+    pub parallel: Option<String>,
+    /// How often.
+    pub runs: u32,
+    /// The user's model store.
+    pub model_dir: PathBuf,
+}
+
+/// Measures; nothing if a signal came.
+pub async fn run(options: Options, signals: &Signals) -> Result<Option<Report>, Failure> {
+    let folder = tempfile::Builder::new().prefix("shoal-bench-").tempdir().map_err(|error| {
+        Failure::new(Exit::Failed, "bench", format!("cannot make a temporary folder: {error}"))
+    })?;
+    let mut progress = ProgressLine::start("looking for the model");
+    let Some((blob, model_dir)) = model(&options, folder.path(), signals, &mut progress).await? else {
+        return Ok(None);
+    };
+    let footprint = model_file::footprint(&blob.path)?;
+    let reading = model_file::reading(&blob.path)?;
+    let text = prompt::of_tokens(&blob.path, options.prompt)?;
+    let context =
+        options.prompt.max(text.tokens).saturating_add(options.tokens).saturating_add(SPARE_CONTEXT);
+    if context > footprint.max_context {
+        let most = footprint.max_context;
+        return Err(Failure::usage(format!(
+            "prompt and answer need a context of {context}, the model has {most}"
+        )));
+    }
+    let offer = offers::ample(&footprint, options.nodes, context, 1).ok_or_else(|| {
+        Failure::usage(format!("{} layers cannot be split over {} nodes", footprint.layers(), options.nodes))
+    })?;
+    let cores = default_threads();
+    let threads = options.threads.unwrap_or_else(|| (cores / options.nodes.max(1)).max(1));
+    progress.label("measuring this machine's memory");
+    let memory = tokio::task::spawn_blocking(move || floor::memory_read_bytes_per_s(threads)).await;
+    let memory_read_bytes_per_s = memory.unwrap_or(None);
+    let mut swarm =
+        LocalSwarm::new(Spec { purpose: "bench", offers: vec![offer; options.nodes], threads, model_dir })?;
+    let work = Work { options: &options, model: &blob.model, text: &text.text, context };
+    let measured = tokio::select! {
+        measured = work.measure(&mut swarm, &mut progress) => Some(measured),
+        () = signals.token().cancelled() => None,
+    };
+    // Before they end.
+    let peak_rss_bytes = swarm.peak_rss_bytes();
+    progress.finish(None);
+    swarm.end().await?;
+    let Some(measured) = measured else { return Ok(None) };
+    let answers = measured?;
+    let Reading { bytes_per_token, quant } = reading;
+    Ok(Some(Report::new(
+        &options,
+        &answers,
+        report::Setting { blob, quant, threads, bytes_per_token, memory_read_bytes_per_s, peak_rss_bytes },
+    )?))
+}
+
+/// The model's file, and the store that the nodes find it in: the user's, or for a path one of their own.
+async fn model(
+    options: &Options,
+    folder: &Path,
+    signals: &Signals,
+    progress: &mut ProgressLine,
+) -> Result<Option<(ModelBlob, PathBuf)>, Failure> {
+    let path = Path::new(&options.model);
+    let stop = signals.token().clone();
+    let show = |told: crate::store::Told| {
+        progress.label(format!("getting the model from {}", told.source));
+        progress.bytes(told.done_bytes, told.total_bytes);
+    };
+    let (found, dir) = if path.is_file() {
+        let dir = folder.join("models");
+        (ModelStore::open(&dir).add_in_place_in_background(path, stop, show).await, dir)
+    } else {
+        let dir = options.model_dir.clone();
+        (ModelStore::open(&dir).pull_in_background(&options.model, stop, show).await, dir)
+    };
+    match found {
+        Err(StoreError::Stopped) => Ok(None),
+        found => Ok(Some((found?, dir))),
+    }
+}
+
+/// What is done again and again.
+struct Work<'a> {
+    options: &'a Options,
+    model: &'a str,
+    text: &'a str,
+    context: u32,
+}
+
+impl Work<'_> {
+    async fn measure(
+        &self,
+        swarm: &mut LocalSwarm,
+        progress: &mut ProgressLine,
+    ) -> Result<Vec<Answer>, Failure> {
+        progress.label(format!("starting {} nodes", self.options.nodes));
+        swarm.start(|_| ()).await?;
+        let swarm = &*swarm;
+        tokio::select! {
+            answers = self.ask(swarm, progress) => answers,
+            lost = swarm.lost() => Err(lost),
+        }
+    }
+
+    async fn ask(&self, swarm: &LocalSwarm, progress: &mut ProgressLine) -> Result<Vec<Answer>, Failure> {
+        swarm.formed().await?;
+        swarm.complete().await?;
+        let agent = &swarm.first()?.agent;
+        let parallel = || format!("pipeline={}", self.options.nodes);
+        let request = ServeRequest {
+            model: self.model.to_owned(),
+            context: Some(self.context),
+            slots: Some(1),
+            parallel: Some(self.options.parallel.clone().unwrap_or_else(parallel)),
+            nodes: Vec::new(),
+        };
+        let instance = wait::to_serve(agent, &request, progress).await?;
+        wait::for_instance(agent, &instance, progress).await?;
+        let mut answers = Vec::new();
+        for run in 0..WARM_UP_RUNS.saturating_add(self.options.runs) {
+            match run.checked_sub(WARM_UP_RUNS) {
+                None => progress.label("warming up"),
+                Some(run) => progress.label(format!("run {} of {}", run + 1, self.options.runs)),
+            }
+            let answer = self.answer(agent, &instance).await?;
+            if run >= WARM_UP_RUNS {
+                answers.push(answer);
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn answer(&self, agent: &Agent, instance: &str) -> Result<Answer, Failure> {
+        let body = ChatBody {
+            model: instance.to_owned(),
+            messages: vec![Message::user(self.text)],
+            max_tokens: Some(self.options.tokens),
+            temperature: Some(0.0),
+            seed: None,
+            ignore_eos: true,
+        };
+        let mut stream = agent.chat(&body).await?;
+        while stream.next().await? != ChatEvent::End {}
+        Ok(stream.answer().clone())
+    }
+}
+
+/// Milliseconds with fractions.
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}

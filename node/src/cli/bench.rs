@@ -1,0 +1,103 @@
+//! `shoal bench`: measured speed.
+
+use std::num::NonZeroU16;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use super::{print_json, print_lines};
+use crate::bench::{self, Kind, Options};
+use crate::demo::{MAX_NODES, MODEL};
+use crate::exit::{Exit, Failure};
+use crate::options::ModelDirArg;
+use crate::signals::Signals;
+
+const EXAMPLES: &str = "\
+Examples:
+  shoal bench decode                                  one node of this machine
+  shoal bench decode --nodes 3 --threads 1            the price of the split
+  shoal bench prefill --prompt 512 --runs 9 --json
+  shoal bench decode --model ~/llama.Q8_0.gguf
+
+Nodes are started and ended for it. Other work on the machine lowers every figure: compare runs made side by side.";
+
+/// Measure speed on nodes of this machine, beside the floor that its memory sets
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Bench {
+    #[command(subcommand)]
+    kind: BenchKind,
+}
+
+#[derive(Debug, Subcommand)]
+enum BenchKind {
+    /// Tokens generated one after the other, for one request
+    #[command(after_help = EXAMPLES)]
+    Decode(Common),
+    /// The prompt: its tokens over the time to the first token
+    #[command(after_help = EXAMPLES)]
+    Prefill(Common),
+}
+
+#[derive(Args, Debug)]
+struct Common {
+    /// A model's name, or the path of a GGUF file
+    #[arg(long, value_name = "M|PATH", default_value = MODEL)]
+    model: String,
+    /// Threads of each node [default: the physical cores, divided among the nodes]
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroU16>,
+    /// Tokens of the prompt, those of the chat template included [default: 64 for decode, 512 for prefill]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    prompt: Option<u32>,
+    /// Tokens to generate in each run [default: 128 for decode, 1 for prefill]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    tokens: Option<u32>,
+    /// How many nodes
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    nodes: usize,
+    /// How to split the model: auto, pipeline=N [default: a pipeline over all nodes]
+    #[arg(long, value_name = "P")]
+    parallel: Option<shoal_scheduler::Parallel>,
+    /// How many runs count; the median is the result
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+    /// Say it as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    folder: ModelDirArg,
+}
+
+impl Bench {
+    pub(super) async fn run(self, signals: &Signals) -> anyhow::Result<ExitCode> {
+        let (kind, common, prompt, tokens) = match self.kind {
+            BenchKind::Decode(common) => (Kind::Decode, common, 64, 128),
+            BenchKind::Prefill(common) => (Kind::Prefill, common, 512, 1),
+        };
+        if !(1..=MAX_NODES).contains(&common.nodes) {
+            let text = format!("--nodes {}: from 1 to {MAX_NODES} are possible", common.nodes);
+            return Err(Failure::usage(text).into());
+        }
+        if kind == Kind::Decode && common.tokens.is_some_and(|tokens| tokens < 2) {
+            return Err(Failure::usage("--tokens: at least 2, for there to be a time between them").into());
+        }
+        let options = Options {
+            kind,
+            model: common.model,
+            threads: common.threads.map(|threads| usize::from(threads.get())),
+            prompt: common.prompt.unwrap_or(prompt),
+            tokens: common.tokens.unwrap_or(tokens),
+            nodes: common.nodes,
+            parallel: common.parallel.map(|parallel| parallel.to_string()),
+            runs: common.runs,
+            model_dir: common.folder.resolve()?,
+        };
+        match bench::run(options, signals).await? {
+            Some(report) if common.json => print_json(&report)?,
+            Some(report) => print_lines(report.lines())?,
+            None => return Ok(signals.exit().unwrap_or(Exit::Failed).into()),
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

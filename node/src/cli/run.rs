@@ -1,0 +1,247 @@
+//! `shoal run`: talk to a model.
+
+use std::io::{self, IsTerminal, Read, Write};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Args;
+use serde::Serialize;
+use shoal_web::api::{InstanceState, ServeRequest, Swarm};
+
+use super::print_json;
+use crate::client::chat::{Answer, ChatBody, ChatEvent, ChatStream, Message};
+use crate::client::{Agent, AgentArgs, wait};
+use crate::exit::Failure;
+use crate::terminal::{Paint, ProgressLine, note, printable};
+
+const EXAMPLES: &str = "\
+Examples:
+  shoal run smollm2-135m \"Why is the sky blue?\"
+  shoal run smollm2-135m                            a conversation; /clear forgets it, Ctrl-D ends it
+  shoal run smollm2-135m < question.txt             the prompt from a file
+  shoal run smollm2-135m \"Name a colour.\" --temperature 0 --json
+
+The model is served if it is not yet, and stays served; `shoal stop` ends that.";
+
+/// A prompt from standard input is never longer: the HTTP API takes 16 MiB.
+const MAX_PROMPT_BYTES: u64 = 16 << 20;
+/// What is asked where somebody types.
+const ASK: &str = "> ";
+
+/// Ask a model, or talk with it; it is served if it is not yet
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Run {
+    /// The model, or an instance of `shoal status`
+    #[arg(value_name = "MODEL")]
+    model: String,
+    /// What to ask [default: a conversation on a terminal, else all of standard input]
+    #[arg(value_name = "PROMPT")]
+    prompt: Option<String>,
+    /// Tokens to answer with at most [default: to the end of the context]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: Option<u32>,
+    /// How random; 0 always takes the likeliest token [default: the model's own]
+    #[arg(long, value_name = "T")]
+    temperature: Option<f32>,
+    /// Repeat the same random choices
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Say the answer as one JSON document
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    agent: AgentArgs,
+}
+
+/// What `run --json` says.
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    instance: &'a str,
+    text: &'a str,
+    usage: Usage,
+    ttft_ms: Option<f64>,
+    tokens_per_s: Option<f64>,
+    finish_reason: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Usage {
+    prompt_tokens: Option<u32>,
+    completion_tokens: Option<u32>,
+}
+
+impl Run {
+    pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
+        let agent = Agent::find(&self.agent)?;
+        let is_conversation = self.prompt.is_none() && io::stdin().is_terminal();
+        let prompt = match &self.prompt {
+            Some(prompt) => Some(prompt.clone()),
+            None if is_conversation => None,
+            None => Some(read_all().await?),
+        };
+        let instance = self.instance(&agent).await?;
+        match prompt {
+            Some(prompt) => {
+                let answer = self.ask(&agent, &instance, vec![Message::user(prompt)]).await?;
+                if self.json {
+                    print_json(&document(&instance, &answer))?;
+                }
+            }
+            None => self.converse(&agent, &instance).await?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// An instance that serves the model; a new one if there is none.
+    async fn instance(&self, agent: &Agent) -> Result<String, Failure> {
+        let swarm = agent.swarm().await?;
+        let mut progress = ProgressLine::start(format!("asking for {}", self.model));
+        let id = match serving(&swarm, &self.model) {
+            Some(id) => id.to_owned(),
+            None => {
+                let request = ServeRequest { model: self.model.clone(), ..ServeRequest::default() };
+                wait::to_serve(agent, &request, &mut progress).await?
+            }
+        };
+        wait::for_instance(agent, &id, &mut progress).await?;
+        progress.finish(None);
+        Ok(id)
+    }
+
+    /// Shows the answer as it comes, unless it is to be JSON.
+    async fn ask(&self, agent: &Agent, instance: &str, messages: Vec<Message>) -> anyhow::Result<Answer> {
+        let body = ChatBody {
+            model: instance.to_owned(),
+            messages,
+            max_tokens: self.max_tokens,
+            temperature: self.temperature,
+            seed: self.seed,
+            ignore_eos: false,
+        };
+        let mut stream = agent.chat(&body).await?;
+        let mut progress = ProgressLine::start("thinking");
+        let first = first_text(&mut stream, &mut progress).await?;
+        progress.finish(None);
+        let mut event = first;
+        while let ChatEvent::Text(text) = event {
+            if !self.json {
+                print_text(&text)?;
+            }
+            event = match stream.next().await {
+                Ok(event) => event,
+                Err(failure) => {
+                    if !self.json {
+                        print_text("\n")?;
+                    }
+                    return Err(failure.into());
+                }
+            };
+            while let ChatEvent::Waiting(_) = event {
+                event = stream.next().await?;
+            }
+        }
+        if !self.json {
+            print_text("\n")?;
+        }
+        Ok(stream.answer().clone())
+    }
+
+    async fn converse(&self, agent: &Agent, instance: &str) -> anyhow::Result<()> {
+        note(format_args!("{instance}: /clear forgets the conversation, Ctrl-D ends it"));
+        let paint = Paint::stdout();
+        let mut messages: Vec<Message> = Vec::new();
+        loop {
+            print_raw(&paint.bold(ASK))?;
+            let Some(line) = read_line().await? else {
+                print_text("\n")?;
+                return Ok(());
+            };
+            match line.trim() {
+                "" => continue,
+                "/clear" => {
+                    messages.clear();
+                    continue;
+                }
+                "/bye" | "/exit" | "/quit" => return Ok(()),
+                prompt => messages.push(Message::user(prompt)),
+            }
+            match self.ask(agent, instance, messages.clone()).await {
+                Ok(answer) => messages.push(Message::assistant(answer.text)),
+                Err(error) => {
+                    // What cannot be answered is not part of the conversation, which goes on.
+                    messages.pop();
+                    note(format_args!("error: {}", Failure::of(&error).message));
+                }
+            }
+        }
+    }
+}
+
+/// An instance of this name or of this model that answers or will.
+fn serving<'a>(swarm: &'a Swarm, model: &str) -> Option<&'a str> {
+    let usable =
+        |state| matches!(state, InstanceState::Ready | InstanceState::Loading | InstanceState::Placing);
+    let matching = swarm.instances.iter().filter(|i| (i.id == model || i.model == model) && usable(i.state));
+    matching.min_by_key(|i| (i.state != InstanceState::Ready, i.queued.unwrap_or(0))).map(|i| i.id.as_str())
+}
+
+/// Shows why nothing comes yet until something does.
+async fn first_text(stream: &mut ChatStream, progress: &mut ProgressLine) -> Result<ChatEvent, Failure> {
+    loop {
+        match stream.next().await? {
+            ChatEvent::Waiting(why) => progress.label(why),
+            event => return Ok(event),
+        }
+    }
+}
+
+/// What a model says cannot drive the terminal.
+fn print_text(text: &str) -> io::Result<()> {
+    if io::stdout().is_terminal() { print_raw(&printable(text)) } else { print_raw(text) }
+}
+
+fn print_raw(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+fn document<'a>(instance: &'a str, answer: &'a Answer) -> Document<'a> {
+    Document {
+        schema: "shoal.run/0",
+        instance,
+        text: &answer.text,
+        usage: Usage { prompt_tokens: answer.prompt_tokens, completion_tokens: answer.completion_tokens },
+        ttft_ms: answer.ttft.map(|ttft| ttft.as_secs_f64() * 1e3),
+        tokens_per_s: answer.tokens_per_s(),
+        finish_reason: answer.finish_reason.as_deref(),
+    }
+}
+
+/// All of standard input, read on a thread of its own so that Ctrl-C still works.
+async fn read_all() -> anyhow::Result<String> {
+    let read = || {
+        let mut text = String::new();
+        let count = io::stdin().lock().take(MAX_PROMPT_BYTES + 1).read_to_string(&mut text);
+        count.map(|_| text)
+    };
+    let text = tokio::task::spawn_blocking(read).await?.context("reading the prompt from standard input")?;
+    if text.len() as u64 > MAX_PROMPT_BYTES {
+        return Err(Failure::usage(format!("the prompt has more than {MAX_PROMPT_BYTES} bytes")).into());
+    }
+    if text.trim().is_empty() {
+        return Err(Failure::usage("there is no prompt: standard input is empty").into());
+    }
+    Ok(text)
+}
+
+/// A line that somebody types; nothing at the end of input.
+async fn read_line() -> anyhow::Result<Option<String>> {
+    let read = || {
+        let mut line = String::new();
+        io::stdin().read_line(&mut line).map(|count| (count > 0).then_some(line))
+    };
+    tokio::task::spawn_blocking(read).await?.context("reading standard input")
+}

@@ -1,0 +1,247 @@
+//! `shoal status`: who is there, and what runs where.
+
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use shoal_web::api::{Instance, InstanceState, LinkKind, LinkState, NodeRole, NodeState, Swarm, Timestamp};
+
+use super::{print_json, print_lines};
+use crate::client::wait::node_name;
+use crate::client::{Agent, AgentArgs};
+use crate::options::{show_bytes, show_span};
+use crate::terminal::{Paint, Table, printable, short_id};
+
+const EXAMPLES: &str = "\
+Examples:
+  shoal status                  once
+  shoal status --watch          again at each change, until Ctrl-C
+  shoal status --json           the whole document, for scripts
+  shoal status --watch --json   one document a line, at each change";
+
+/// Clears the terminal and goes to its first cell.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+/// Show the swarm: nodes, scheduler, instances with their layers, links, downloads
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Status {
+    /// Show it again at each change
+    #[arg(long)]
+    watch: bool,
+    /// Say it as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    agent: AgentArgs,
+}
+
+impl Status {
+    pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
+        let agent = Agent::find(&self.agent)?;
+        if !self.watch {
+            self.show(&agent.swarm().await?)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let mut changes = agent.changes().await?;
+        let mut shown = None;
+        loop {
+            let swarm = changes.next().await?;
+            if shown == Some(swarm.seq) {
+                continue;
+            }
+            shown = Some(swarm.seq);
+            if !self.json && io::stdout().is_terminal() {
+                print_lines([CLEAR])?;
+            }
+            self.show(&swarm)?;
+        }
+    }
+
+    fn show(&self, swarm: &Swarm) -> anyhow::Result<()> {
+        if self.json { print_json(swarm) } else { print_lines(lines(swarm, Paint::stdout())) }
+    }
+}
+
+fn lines(swarm: &Swarm, paint: Paint) -> Vec<String> {
+    let scheduler = match &swarm.scheduler {
+        Some(id) => format!("scheduler {}", paint.green(printable(node_name(swarm, id)))),
+        None => paint.yellow("no scheduler yet"),
+    };
+    let mut lines = vec![format!(
+        "{} {} of {} nodes ready, {scheduler}, number {} term {}",
+        paint.bold(format!("swarm {}:", swarm.swarm)),
+        swarm.nodes.iter().filter(|node| node.state == NodeState::Ready).count(),
+        swarm.nodes.len(),
+        swarm.number,
+        swarm.term
+    )];
+    if swarm.open_always {
+        lines.push(paint.red("open to anybody on this network, for as long as it runs (--open)"));
+    } else if let Some(until) = swarm.open_until.filter(|until| *until > swarm.time) {
+        let left = show_span(until.since(swarm.time));
+        lines.push(paint.yellow(format!("open to machines on this network for {left} more")));
+    }
+    lines.push(String::new());
+    lines.extend(nodes(swarm));
+    lines.push(String::new());
+    lines.extend(instances(swarm, paint));
+    lines.extend(downloads(swarm));
+    lines.extend(links(swarm));
+    lines.extend(refused(swarm));
+    lines
+}
+
+fn nodes(swarm: &Swarm) -> Vec<String> {
+    let mut table = Table::new(["NODE", "ID", "STATE", "ROLE", "OFFERS", "USED", "THREADS", "SEEN", "HTTP"]);
+    let unknown = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    for node in &swarm.nodes {
+        let own = if node.id == swarm.own { " (here)" } else { "" };
+        let seen = node.last_seen_ms.map(|ms| match ms {
+            0 => "now".to_owned(),
+            ms => format!("{} ago", show_span(Duration::from_millis(ms))),
+        });
+        table.row([
+            printable(&node.name) + own,
+            short_id(&node.id).to_owned(),
+            state_of_node(node.state).to_owned(),
+            node.role.map_or("-", role).to_owned(),
+            unknown(node.memory.offered_bytes.map(show_bytes)),
+            unknown(node.memory.used_bytes.map(show_bytes)),
+            unknown(node.threads.map(|threads| threads.to_string())),
+            unknown(seen),
+            unknown(node.http.as_deref().map(printable)),
+        ]);
+    }
+    table.lines("")
+}
+
+fn instances(swarm: &Swarm, paint: Paint) -> Vec<String> {
+    if swarm.instances.is_empty() {
+        return vec!["nothing is served; `shoal serve smollm2-135m` starts a model".to_owned()];
+    }
+    let mut lines = Vec::new();
+    for instance in &swarm.instances {
+        let state = match instance.state {
+            InstanceState::Ready => paint.green("ready"),
+            InstanceState::Placing => paint.yellow("placing"),
+            InstanceState::Loading => paint.yellow("loading"),
+            InstanceState::Stopping => paint.yellow("stopping"),
+            InstanceState::Failed => paint.red("failed"),
+        };
+        let context = instance.context.map_or("?".to_owned(), |context| context.to_string());
+        let mut line = format!("{}: {state}, context {context} x {} slots", instance.id, instance.slots);
+        if let (Some(active), Some(queued)) = (instance.active, instance.queued) {
+            line.push_str(&format!(", {active} active, {queued} queued"));
+        }
+        lines.push(line);
+        if !instance.stages.is_empty() {
+            lines.push(format!("  {}", stages_text(swarm, instance)));
+        }
+        if let Some(reason) = &instance.reason {
+            lines.push(format!("  {}", paint.red(printable(&reason.message))));
+            lines.extend(reason.fix.iter().map(|fix| format!("  {}", printable(fix))));
+        }
+        for node in instance.why_not.iter().flat_map(|why| &why.nodes) {
+            lines.push(format!("  {}: {}", printable(&node.name), printable(&node.text)));
+        }
+    }
+    lines
+}
+
+/// Which node has which layers: `node-1 layers 0-12, node-2 layers 12-30`.
+pub(super) fn stages_text(swarm: &Swarm, instance: &Instance) -> String {
+    let stage = |stage: &shoal_web::api::Stage| {
+        let ranks: Vec<String> =
+            stage.ranks.iter().map(|rank| printable(node_name(swarm, &rank.node))).collect();
+        format!("{} layers {}-{}", ranks.join("+"), stage.layers.start, stage.layers.end)
+    };
+    instance.stages.iter().map(stage).collect::<Vec<_>>().join(", ")
+}
+
+fn downloads(swarm: &Swarm) -> Vec<String> {
+    let line = |download: &shoal_web::api::Download| {
+        let total = download.total_bytes.map_or("?".to_owned(), show_bytes);
+        let left = download.eta_ms.map(|ms| format!(", {} left", show_span(Duration::from_millis(ms))));
+        format!(
+            "download of {} to {}: {} of {total} from {}{}",
+            download.model,
+            printable(node_name(swarm, &download.node)),
+            show_bytes(download.done_bytes),
+            printable(&download.source),
+            left.unwrap_or_default()
+        )
+    };
+    swarm.downloads.iter().map(line).collect()
+}
+
+fn links(swarm: &Swarm) -> Vec<String> {
+    if swarm.links.is_empty() {
+        return Vec::new();
+    }
+    let mut table = Table::new(["LINK", "", "KIND", "STATE", "RTT", "ENCRYPTED"]);
+    for link in &swarm.links {
+        let rtt = link.rtt_us.map_or("-".to_owned(), |rtt| format!("{:.0} us", rtt.p50));
+        let encrypted = link.encrypted.map_or("-", |yes| if yes { "yes" } else { "no" });
+        table.row([
+            printable(node_name(swarm, &link.a)),
+            printable(node_name(swarm, &link.b)),
+            kind_of_link(link.kind).to_owned(),
+            state_of_link(link.state).to_owned(),
+            rtt,
+            encrypted.to_owned(),
+        ]);
+    }
+    let mut lines = vec![String::new()];
+    lines.extend(table.lines(""));
+    lines
+}
+
+fn refused(swarm: &Swarm) -> Vec<String> {
+    let line = |refused: &shoal_web::api::Refused| {
+        let name = refused.name.as_deref().map_or_else(|| short_id(&refused.id).to_owned(), printable);
+        let ago = show_span(Timestamp::now().since(refused.time));
+        format!("refused {name} {ago} ago: {}", printable(&refused.text))
+    };
+    swarm.refused.iter().map(line).collect()
+}
+
+fn state_of_node(state: NodeState) -> &'static str {
+    match state {
+        NodeState::Joining => "joining",
+        NodeState::Ready => "ready",
+        NodeState::Draining => "draining",
+        NodeState::Suspect => "suspect",
+        NodeState::Gone => "gone",
+    }
+}
+
+fn role(role: NodeRole) -> &'static str {
+    match role {
+        NodeRole::Scheduler => "scheduler",
+        NodeRole::Voter => "voter",
+        NodeRole::Learner => "learner",
+    }
+}
+
+fn kind_of_link(kind: LinkKind) -> &'static str {
+    match kind {
+        LinkKind::Loopback => "loopback",
+        LinkKind::Thunderbolt => "thunderbolt",
+        LinkKind::Ethernet => "ethernet",
+        LinkKind::Wifi => "wifi",
+        LinkKind::Virtual => "virtual",
+    }
+}
+
+fn state_of_link(state: LinkState) -> &'static str {
+    match state {
+        LinkState::Probing => "probing",
+        LinkState::Tcp => "tcp",
+        LinkState::Upgrading => "upgrading",
+        LinkState::Rdma => "rdma",
+        LinkState::Degraded => "degraded",
+        LinkState::Down => "down",
+    }
+}

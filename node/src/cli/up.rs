@@ -1,0 +1,56 @@
+//! `shoal up`: an agent.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::agent;
+use crate::logging::{self, LogArgs};
+use crate::options::{UpArgs, UpOptions};
+use crate::signals::{Signals, leave_with_parent};
+
+const EXAMPLES: &str = "\
+Examples:
+  shoal up                                   find the others on this network and form a swarm
+  shoal up --swarm desk --name studio        a swarm of another name, a node of another name
+  shoal up --peer 192.168.1.7:7710           where multicast is blocked
+  shoal up --offer 12GiB --threads 8         give less than 75 % of the free memory
+  shoal up --data-dir /tmp/b --offer 0       a second agent of this machine that holds no shard
+
+Each option is also read from SHOAL_<OPTION>, and from node.toml in the data folder (keys are the long options).
+Ctrl-C leaves the swarm.";
+
+/// Start an agent: this machine joins the swarm, offers memory and serves the page and the APIs
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Up {
+    #[command(flatten)]
+    args: UpArgs,
+    /// End when standard input ends: for the children of demo, bench and tests.
+    #[arg(long, hide = true)]
+    parent_pipe: bool,
+}
+
+impl Up {
+    pub(super) async fn run(self, signals: &Signals, log: &LogArgs) -> anyhow::Result<ExitCode> {
+        let options = self.args.resolve()?;
+        start_logging(&options, log)?;
+        let stop = options.stop.clone();
+        let signalled = signals.token().clone();
+        tokio::spawn(async move {
+            signalled.cancelled().await;
+            stop.cancel();
+        });
+        if self.parent_pipe {
+            leave_with_parent(options.stop.clone());
+        }
+        agent::run(options).await?;
+        Ok(signals.exit().map_or(ExitCode::SUCCESS, ExitCode::from))
+    }
+}
+
+fn start_logging(options: &UpOptions, log: &LogArgs) -> anyhow::Result<()> {
+    let format = log.log_format.or(options.log_format).unwrap_or_default();
+    let filter = log.log.as_deref().or(options.log.as_deref()).unwrap_or("info");
+    Ok(logging::start(filter, format, Some(&options.data_dir))?)
+}
