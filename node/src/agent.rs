@@ -130,13 +130,14 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     let consensus =
         Arc::new(Consensus::start(config, network, Arc::new(store)).await.context("the scheduler's state")?);
     raft_service.start(Arc::new(crate::adapt::raft_network::RaftService::new(consensus.clone())));
-    gate.start(consensus.view());
     let beats = consensus.clone();
     swarm.set_beat(Arc::new(move || wire::encode(&beats.beat()).unwrap_or_default()));
     if is_new {
         let until_unix_ms = Timestamp::now().unix_ms().saturating_add(options.open_for.as_millis() as u64);
         propose(&consensus, Command::OpenWindow { until_unix_ms }).await;
     }
+    // Not before: a new node that met others with its window shut would be refused by them.
+    gate.start(consensus.view());
     if options.open {
         tracing::warn!("--open: every machine on this network may join this swarm at any time");
         propose(&consensus, Command::OpenAlways(true)).await;

@@ -16,7 +16,7 @@ pub struct MemberGate {
 }
 
 impl MemberGate {
-    /// From now on peers are judged; until then each is refused and tries again.
+    /// From now on peers are judged; until then they wait.
     pub fn start(&self, view: watch::Receiver<Arc<View>>) {
         let _ = self.view.set(view);
     }
@@ -27,6 +27,10 @@ impl MemberGate {
 }
 
 impl Gate for MemberGate {
+    fn ready(&self) -> bool {
+        self.view.get().is_some()
+    }
+
     fn standing(&self, peer: &NodeId) -> Standing {
         let Some(view) = self.view() else { return Standing::default() };
         Standing {

@@ -70,6 +70,10 @@ struct Connection {
     remote: Option<SocketAddr>,
     /// Whether we dialled it: then `remote` is where the other listens.
     dialled: bool,
+    /// Our hello was said.
+    greeted: bool,
+    /// The other's hello and where its answer goes, while the gate cannot judge yet.
+    waiting: Option<(Vec<u8>, oneshot::Sender<Vec<u8>>)>,
     hello: Option<Hello>,
     /// We said ok to the other's hello.
     we_accepted: bool,
@@ -279,6 +283,8 @@ impl Actor {
             line,
             remote,
             dialled,
+            greeted: false,
+            waiting: None,
             hello: None,
             we_accepted: false,
             they_accepted: false,

@@ -33,6 +33,12 @@ pub struct Standing {
 
 /// Decides about peers. Called by the swarm's task: it must answer at once, from what is in memory.
 pub trait Gate: Send + Sync + 'static {
+    /// Whether it can judge yet. Until it can, hellos are neither said nor answered, so that nobody is refused for a minute
+    /// only because this node is still starting. [`super::Swarm::poke`] tells that it has changed.
+    fn ready(&self) -> bool {
+        true
+    }
+
     /// What we say of ourselves to `peer`.
     fn standing(&self, peer: &NodeId) -> Standing {
         let _ = peer;

@@ -26,6 +26,7 @@ struct TestGate {
     everybody: AtomicBool,
     members: Mutex<BTreeSet<NodeId>>,
     local: AtomicBool,
+    starting: AtomicBool,
 }
 
 impl TestGate {
@@ -45,6 +46,10 @@ impl TestGate {
 }
 
 impl Gate for TestGate {
+    fn ready(&self) -> bool {
+        !self.starting.load(Ordering::SeqCst)
+    }
+
     fn judge(&self, peer: &NodeId, _: &Hello, local: bool) -> Verdict {
         let listed = self.members.lock().unwrap().contains(peer);
         let local = local && self.local.load(Ordering::SeqCst);

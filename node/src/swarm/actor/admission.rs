@@ -55,6 +55,10 @@ impl Actor {
             .count();
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.close_at = Some(now + HELLO_DEADLINE);
+        if !self.gate.ready() {
+            return;
+        }
+        connection.greeted = true;
         let Some(peer) = self.peers.get(&connection.peer) else { return };
         let local = connection.remote.is_some_and(|at| self.common.interfaces().is_own(at.ip()));
         let proof = self
@@ -86,9 +90,15 @@ impl Actor {
         answer: oneshot::Sender<Vec<u8>>,
         now: Instant,
     ) {
-        let Some(connection) = self.connections.get(&id).filter(|connection| !connection.ours_to_end) else {
+        let Some(connection) = self.connections.get_mut(&id).filter(|connection| !connection.ours_to_end)
+        else {
             return;
         };
+        if !self.gate.ready() {
+            // One per connection, and the connection does not last.
+            connection.waiting = Some((bytes.to_vec(), answer));
+            return;
+        }
         let (peer, line) = (connection.peer, connection.line.clone());
         let judged = match Hello::decode(bytes) {
             Ok(hello) => self.judge(id, peer, &hello, now).map(|()| hello),
@@ -275,8 +285,31 @@ impl Actor {
         }
     }
 
+    /// Says and answers the hellos that waited for the gate.
+    fn catch_up(&mut self, now: Instant) {
+        let ids: Vec<ConnectionId> = self.connections.keys().copied().collect();
+        for id in ids {
+            if self
+                .connections
+                .get(&id)
+                .is_some_and(|connection| !connection.greeted && !connection.ours_to_end)
+            {
+                self.greet(id, now);
+            }
+            if let Some((hello, answer)) =
+                self.connections.get_mut(&id).and_then(|connection| connection.waiting.take())
+            {
+                self.hello_asked(id, &hello, answer, now);
+            }
+        }
+    }
+
     /// The gate may answer differently now: those inside are judged again, those refused are tried again.
     pub(super) fn judge_again(&mut self, now: Instant) {
+        if !self.gate.ready() {
+            return;
+        }
+        self.catch_up(now);
         let inside: Vec<ConnectionId> = self
             .connections
             .iter()

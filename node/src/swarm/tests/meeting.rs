@@ -198,3 +198,21 @@ async fn the_same_key_on_two_machines_is_named_and_the_later_started_yields() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_node_that_is_still_starting_refuses_nobody() {
+    let a = node(&[]).await;
+    let gate = TestGate::open();
+    gate.starting.store(true, Ordering::SeqCst);
+    let b = start(config("test", &[&a]), gate.clone()).await;
+    // They are connected, and neither knows yet.
+    let id = b.id().clone();
+    until(&a, "joining", |table| is(table, &id, NodeState::Joining)).await;
+    gate.starting.store(false, Ordering::SeqCst);
+    b.poke().await;
+    until_ready(&a, &b).await;
+    until_ready(&b, &a).await;
+    for swarm in [&a, &b] {
+        assert!(swarm.table().borrow().refused.is_empty());
+    }
+}
