@@ -84,7 +84,7 @@ pub fn running(agents: &mut [Agent]) -> Vec<usize> {
     agents.iter_mut().enumerate().filter_map(|(index, agent)| agent.is_running().then_some(index)).collect()
 }
 
-/// Which of these agents all of them name as the scheduler, if they do and see each other ready.
+/// Which of these agents all of them name as the scheduler, if they do and see each other, and nobody else, ready.
 pub fn formed(agents: &[&Agent]) -> Result<usize> {
     let mut scheduler = None;
     for agent in agents {
@@ -100,6 +100,8 @@ pub fn formed(agents: &[&Agent]) -> Result<usize> {
             let state = node_state(&status, other.node());
             ensure!(state == Some("ready"), "{} sees {} as {state:?}", agent.name(), other.name());
         }
+        let ready = list(&status["nodes"]).iter().filter(|node| node["state"] == "ready").count();
+        ensure!(ready == agents.len(), "{} sees {ready} ready nodes", agent.name());
     }
     let scheduler = scheduler.context("no agents")?;
     let index = agents.iter().position(|agent| agent.node() == scheduler);
