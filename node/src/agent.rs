@@ -47,6 +47,9 @@ mod lead;
 mod report;
 pub mod topology;
 
+/// How long the start waits for this node's own record to be in the table; it is there within a tick of the swarm.
+const FIRST_RECORD: Duration = Duration::from_secs(2);
+
 /// How a node's life ended.
 enum End {
     /// It was asked to stop.
@@ -167,6 +170,13 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     tasks.spawn(greet(directory, swarm.clone()));
     tasks.spawn(share_cores(endpoint.clone(), swarm.table(), options.threads));
     let body = facts::body(&swarm, options, http, data_addrs(endpoint.local_addr(), &swarm))?;
+    // Before anybody can ask: without a record nothing can be placed here, and the next one waits for models to be hashed.
+    swarm.publish(body.clone()).context("this node's record")?;
+    let mut table = swarm.table();
+    let known = table.wait_for(|table| table.nodes.get(&me).is_some_and(|entry| entry.record.is_some()));
+    if tokio::time::timeout(FIRST_RECORD, known).await.is_err() {
+        tracing::warn!("this node's record is late; until it is there nothing can be placed here");
+    }
     tasks.spawn(report::report(swarm.clone(), body, worker.clone(), files));
     let front = tokio::spawn(shoal_web::serve(listener, router, http_stopping));
 
