@@ -14,7 +14,8 @@ use shoal_tests::bed::{Bed, MODEL};
 use shoal_tests::http::{self, Target};
 use shoal_tests::netns::Lan;
 use shoal_tests::process::{
-    ELECT_PROMISE, FORM_PROMISE, REFORM_PROMISE, await_ready, formed, instance, node_state, ranks,
+    ELECT_PROMISE, FORM_PROMISE, LOAD_PROMISE, REFORM_PROMISE, await_ready, formed, instance, node_state,
+    ranks,
 };
 use shoal_tests::wait::{steadily, within};
 
@@ -192,9 +193,11 @@ fn a_cut_in_two_halves_heals() -> Result<()> {
     // Each half serves what was wanted of all.
     let chat = json!({"model": id, "max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]});
     for agent in &agents {
-        await_ready(agent, &id)?;
-        let answer = agent.chat(&chat)?;
-        ensure!(answer.done && answer.error.is_none(), "{} alone with its half: {answer:?}", agent.name());
+        within(&format!("{} answers with its half", agent.name()), LOAD_PROMISE, || {
+            let answer = agent.chat(&chat)?;
+            ensure!(answer.done && answer.error.is_none(), "{answer:?}");
+            Ok(())
+        })?;
     }
     lan.heal()?;
     await_formed("all four again", &refs(&agents), HEAL_PROMISE)?;
