@@ -340,6 +340,7 @@ async fn start_swarm(
     };
     let mut config = SwarmConfig {
         swarm: options.swarm.clone(),
+        name: options.name.clone(),
         identity,
         listen: options.listen.addr.clone(),
         peers: options.peers.clone(),

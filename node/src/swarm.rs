@@ -69,6 +69,8 @@ pub const MAX_BEAT: usize = post::MAX_BEAT - 1024;
 pub struct SwarmConfig {
     /// The swarm's name; nodes of another are refused. 1 to 64 bytes.
     pub swarm: String,
+    /// This node's name for people.
+    pub name: String,
     /// Who this node is.
     pub identity: Identity,
     /// Where to listen; port 0 is any free one.
@@ -91,6 +93,7 @@ impl SwarmConfig {
     pub fn new(swarm: impl Into<String>, identity: Identity) -> Self {
         Self {
             swarm: swarm.into(),
+            name: String::new(),
             identity,
             listen: vec![address::multiaddr(SocketAddr::from(([127, 0, 0, 1], 0)))],
             peers: Vec::new(),

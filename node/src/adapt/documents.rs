@@ -163,14 +163,14 @@ pub fn links(view: &View, table: &Table) -> Vec<api::Link> {
 pub fn refused(table: &Table) -> Vec<api::Refused> {
     let refused = |peer: &RefusedPeer| api::Refused {
         id: peer.node.to_string(),
-        name: None,
+        name: peer.name.clone(),
         address: peer.address.map(|address| address.to_string()),
         code: peer.refusal.reason.as_str().to_owned(),
         text: match peer.by {
             crate::swarm::RefusedBy::Us => peer.refusal.text.clone(),
             crate::swarm::RefusedBy::Them => format!("it refuses this node: {}", peer.refusal.text),
         },
-        time: Timestamp::now(),
+        time: peer.since.into(),
     };
     table.refused.iter().map(refused).collect()
 }

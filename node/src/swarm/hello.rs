@@ -18,6 +18,8 @@ pub const PROTOCOL: &str = "/shoal/hello/0";
 pub const MAX_BYTES: usize = 16 << 10;
 /// The longest swarm name, in bytes.
 pub const MAX_SWARM_NAME: usize = 64;
+/// The longest name of a node that is kept, in characters.
+const MAX_NAME: usize = 64;
 /// The longest text of a refusal that is kept, in characters.
 const MAX_TEXT: usize = 400;
 
@@ -26,6 +28,7 @@ const VERSIONS: u16 = 2;
 const LIFE: u16 = 3;
 const STANDING: u16 = 4;
 const PROOF: u16 = 5;
+const NAME: u16 = 6;
 
 const CODE: u16 = 1;
 const TEXT: u16 = 2;
@@ -82,6 +85,8 @@ pub struct Hello {
     pub standing: Standing,
     /// Over loopback: the MAC that shows it to be an agent of the same user.
     pub proof: Option<[u8; 32]>,
+    /// Its name for people, so that a node that is refused can be told from others.
+    pub name: String,
 }
 
 impl Hello {
@@ -94,7 +99,8 @@ impl Hello {
             .section(SWARM, &self.swarm)?
             .section(VERSIONS, &self.versions)?
             .section(LIFE, &self.life)?
-            .section(STANDING, &self.standing)?;
+            .section(STANDING, &self.standing)?
+            .section(NAME, &self.name)?;
         if let Some(proof) = &self.proof {
             writer = writer.raw(PROOF, proof)?;
         }
@@ -117,6 +123,7 @@ impl Hello {
             life: reader.section(LIFE)?,
             standing: reader.section(STANDING)?,
             proof: reader.raw(PROOF).and_then(|proof| proof.try_into().ok()),
+            name: words(&reader.optional::<String>(NAME)?.unwrap_or_default(), MAX_NAME),
         })
     }
 
@@ -223,9 +230,13 @@ impl Answer {
         if code == 0 {
             return Ok(Self::Ok);
         }
-        let text = text.chars().filter(|c| !c.is_control()).take(MAX_TEXT).collect();
-        Ok(Self::Refuse(Refusal { reason: Reason::of(code), text }))
+        Ok(Self::Refuse(Refusal { reason: Reason::of(code), text: words(&text, MAX_TEXT) }))
     }
+}
+
+/// What is shown of a text from outside.
+fn words(text: &str, most: usize) -> String {
+    text.chars().filter(|c| !c.is_control()).take(most).collect()
 }
 
 #[cfg(test)]
@@ -239,6 +250,7 @@ mod tests {
             life: Life { started_ms: 5, nonce: 7 },
             standing: Standing { member: true, size: 3, ..Standing::default() },
             proof: Some([9; 32]),
+            name: "desk".into(),
         }
     }
 

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use libp2p::swarm::ConnectionId;
 use libp2p::{Multiaddr, PeerId};
@@ -57,6 +57,7 @@ pub enum State {
 /// A refusal that still holds.
 #[derive(Debug, Clone)]
 pub struct Hold {
+    pub since: SystemTime,
     pub until: Instant,
     pub refusal: Refusal,
     pub by: RefusedBy,
@@ -76,6 +77,8 @@ pub struct Peer {
     /// The connection that letters and heartbeats go over.
     pub primary: Option<ConnectionId>,
     pub state: State,
+    /// The name of its last hello.
+    pub name: Option<String>,
     pub life: Option<Life>,
     pub standing: Option<Standing>,
     pub last_heard: Option<Instant>,
@@ -104,6 +107,7 @@ impl Peer {
             connections: BTreeSet::new(),
             primary: None,
             state: State::New,
+            name: None,
             life: None,
             standing: None,
             last_heard: None,
@@ -191,7 +195,7 @@ impl Peer {
     /// It refused us or we refused it.
     pub fn refuse(&mut self, refusal: Refusal, by: RefusedBy, now: Instant) {
         let pause = if refusal.reason == Reason::DuplicateId { DUPLICATE_FOR } else { REFUSED_FOR };
-        self.hold = Some(Hold { until: now + pause, refusal, by });
+        self.hold = Some(Hold { since: SystemTime::now(), until: now + pause, refusal, by });
         self.last_seen = now;
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use shoal_scheduler::NodeId;
 use tokio::time::Instant;
@@ -100,6 +100,10 @@ pub enum RefusedBy {
 pub struct RefusedPeer {
     /// Its id.
     pub node: NodeId,
+    /// The name it gave, if it said hello.
+    pub name: Option<String>,
+    /// When it was last refused.
+    pub since: SystemTime,
     /// Where it was met.
     pub address: Option<SocketAddr>,
     /// Why.

@@ -73,6 +73,7 @@ impl Actor {
             life: self.life,
             standing: self.gate.standing(&peer.node),
             proof,
+            name: self.config.name.clone(),
         };
         let sent = hello.encode().map(|bytes| connection.line.outbox.try_send(Outgoing::Hello(bytes)));
         let too_many = !connection.dialled && outsiders > MAX_OUTSIDERS;
@@ -100,7 +101,11 @@ impl Actor {
             return;
         }
         let (peer, line) = (connection.peer, connection.line.clone());
-        let judged = match Hello::decode(bytes) {
+        let hello = Hello::decode(bytes);
+        if let (Ok(hello), Some(known)) = (&hello, self.peers.get_mut(&peer)) {
+            known.name = Some(hello.name.clone()).filter(|name| !name.is_empty());
+        }
+        let judged = match hello {
             Ok(hello) => self.judge(id, peer, &hello, now).map(|()| hello),
             Err(error) => {
                 Err(Refusal { reason: Reason::NotShoal, text: format!("this is no hello: {error}") })

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use shoal_scheduler::NodeId;
 use tokio::sync::watch;
@@ -26,7 +26,7 @@ pub struct View {
     made: Instant,
     version: u64,
     /// Machines with our own key, met lately.
-    duplicates: Vec<(SocketAddr, String, Instant)>,
+    duplicates: Vec<(SocketAddr, String, Instant, SystemTime)>,
 }
 
 impl View {
@@ -46,11 +46,11 @@ impl View {
     }
 
     pub fn note_duplicate(&mut self, at: SocketAddr, text: String, now: Instant) {
-        self.duplicates.retain(|(known, _, _)| *known != at);
+        self.duplicates.retain(|(known, ..)| *known != at);
         if self.duplicates.len() == MAX_DUPLICATES {
             self.duplicates.remove(0);
         }
-        self.duplicates.push((at, text, now));
+        self.duplicates.push((at, text, now, SystemTime::now()));
     }
 }
 
@@ -68,6 +68,8 @@ impl Actor {
             if let Some(hold) = peer.hold.as_ref().filter(|hold| now < hold.until) {
                 refused.push(RefusedPeer {
                     node: peer.node.clone(),
+                    name: peer.name.clone(),
+                    since: hold.since,
                     address: peer.sockets().first().copied(),
                     refusal: hold.refusal.clone(),
                     by: hold.by,
@@ -79,9 +81,11 @@ impl Actor {
                 nodes.insert(peer.node.clone(), self.entry(peer));
             }
         }
-        for (at, text, met) in &self.table.duplicates {
+        for (at, text, met, since) in &self.table.duplicates {
             refused.push(RefusedPeer {
                 node: self.me.clone(),
+                name: Some(self.config.name.clone()),
+                since: *since,
                 address: Some(*at),
                 refusal: Refusal { reason: Reason::DuplicateId, text: text.clone() },
                 by: RefusedBy::Us,

@@ -21,8 +21,14 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
 fn hello() -> Vec<u8> {
     let standing = Standing { leader: Some(Identity::generate().id().clone()), ..Standing::default() };
     let life = Life { started_ms: 1 << 40, nonce: 9 };
-    let hello =
-        Hello { swarm: "test".into(), versions: Versions::OURS, life, standing, proof: Some([1; 32]) };
+    let hello = Hello {
+        swarm: "test".into(),
+        versions: Versions::OURS,
+        life,
+        standing,
+        proof: Some([1; 32]),
+        name: "n".into(),
+    };
     hello.encode().unwrap()
 }
 

@@ -218,6 +218,7 @@ async fn garbage_and_oversized_frames_as_hello_are_answered_or_ended() {
         life: Life { started_ms: 1, nonce: 1 },
         standing: Standing::default(),
         proof: None,
+        name: "outsider".into(),
     };
     let good = hello.encode().unwrap();
     let mut frames = vec![
@@ -301,6 +302,7 @@ async fn member(protocol: &'static str, to: &Swarm) -> (libp2p::Swarm<RawBehavio
         life: Life { started_ms: 1, nonce: 1 },
         standing: Standing::default(),
         proof: None,
+        name: "outsider".into(),
     };
     // Outside, `protocol` is not offered, so the request falls back to hello.
     let answer = ask(&mut program, to, framed(&hello.encode().unwrap())).await;

@@ -58,7 +58,8 @@ async fn four_meet_through_one() {
 #[tokio::test]
 async fn another_swarms_name_is_refused_with_its_reason_on_both_sides() {
     let a = node(&[]).await;
-    let b = start(config("other", &[&a]), TestGate::open()).await;
+    let named = SwarmConfig { name: "attic".into(), ..config("other", &[&a]) };
+    let b = start(named, TestGate::open()).await;
     for (swarm, other) in [(&a, &b), (&b, &a)] {
         let id = other.id().clone();
         let listed = |table: &Table| {
@@ -66,6 +67,10 @@ async fn another_swarms_name_is_refused_with_its_reason_on_both_sides() {
         };
         let table = until(swarm, "refused", listed).await;
         assert_eq!(table.ready().count(), 0);
+        if swarm.id() == a.id() {
+            let refused = table.refused.iter().find(|peer| peer.node == id).unwrap();
+            assert_eq!(refused.name.as_deref(), Some("attic"));
+        }
     }
 }
 
