@@ -4,6 +4,7 @@
 //! is ready once each side has accepted the other; until then nothing else may be said on it.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 use shoal_scheduler::NodeId;
@@ -18,6 +19,8 @@ pub const PROTOCOL: &str = "/shoal/hello/0";
 pub const MAX_BYTES: usize = 16 << 10;
 /// The longest swarm name, in bytes.
 pub const MAX_SWARM_NAME: usize = 64;
+/// The most addresses that are taken from a hello.
+const MAX_LISTENS: usize = 16;
 /// The longest name of a node that is kept, in characters.
 const MAX_NAME: usize = 64;
 /// The longest text of a refusal that is kept, in characters.
@@ -29,6 +32,7 @@ const LIFE: u16 = 3;
 const STANDING: u16 = 4;
 const PROOF: u16 = 5;
 const NAME: u16 = 6;
+const LISTENS: u16 = 7;
 
 const CODE: u16 = 1;
 const TEXT: u16 = 2;
@@ -87,6 +91,9 @@ pub struct Hello {
     pub proof: Option<[u8; 32]>,
     /// Its name for people, so that a node that is refused can be told from others.
     pub name: String,
+    /// Where it listens: a node that is refused must be found again once a window opens, and it may be gone before
+    /// identify has told.
+    pub listens: Vec<SocketAddr>,
 }
 
 impl Hello {
@@ -100,7 +107,8 @@ impl Hello {
             .section(VERSIONS, &self.versions)?
             .section(LIFE, &self.life)?
             .section(STANDING, &self.standing)?
-            .section(NAME, &self.name)?;
+            .section(NAME, &self.name)?
+            .section(LISTENS, &self.listens)?;
         if let Some(proof) = &self.proof {
             writer = writer.raw(PROOF, proof)?;
         }
@@ -123,6 +131,11 @@ impl Hello {
             life: reader.section(LIFE)?,
             standing: reader.section(STANDING)?,
             proof: reader.raw(PROOF).and_then(|proof| proof.try_into().ok()),
+            listens: {
+                let mut listens = reader.optional::<Vec<SocketAddr>>(LISTENS)?.unwrap_or_default();
+                listens.truncate(MAX_LISTENS);
+                listens
+            },
             name: words(&reader.optional::<String>(NAME)?.unwrap_or_default(), MAX_NAME),
         })
     }
@@ -251,6 +264,7 @@ mod tests {
             standing: Standing { member: true, size: 3, ..Standing::default() },
             proof: Some([9; 32]),
             name: "desk".into(),
+            listens: vec!["192.168.1.5:7710".parse().unwrap()],
         }
     }
 

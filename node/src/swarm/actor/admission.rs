@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::Actor;
 use crate::swarm::SwarmEvent;
+use crate::swarm::address::multiaddr;
 use crate::swarm::gate::Verdict;
 use crate::swarm::hello::{Answer, Hello, Reason, Refusal};
 use crate::swarm::line::{HelloFailure, Outgoing};
@@ -74,6 +75,7 @@ impl Actor {
             standing: self.gate.standing(&peer.node),
             proof,
             name: self.config.name.clone(),
+            listens: self.discovery.announced(),
         };
         let sent = hello.encode().map(|bytes| connection.line.outbox.try_send(Outgoing::Hello(bytes)));
         let too_many = !connection.dialled && outsiders > MAX_OUTSIDERS;
@@ -100,10 +102,16 @@ impl Actor {
             connection.waiting = Some((bytes.to_vec(), answer));
             return;
         }
-        let (peer, line) = (connection.peer, connection.line.clone());
+        let (peer, line, remote) = (connection.peer, connection.line.clone(), connection.remote);
         let hello = Hello::decode(bytes);
         if let (Ok(hello), Some(known)) = (&hello, self.peers.get_mut(&peer)) {
             known.name = Some(hello.name.clone()).filter(|name| !name.is_empty());
+        }
+        if let Ok(hello) = &hello {
+            let on_this_machine = remote.is_some_and(|at| self.common.interfaces().is_own(at.ip()));
+            for at in &hello.listens {
+                self.learn_address(peer, multiaddr(*at), on_this_machine, now);
+            }
         }
         let judged = match hello {
             Ok(hello) => self.judge(id, peer, &hello, now).map(|()| hello),

@@ -28,6 +28,7 @@ fn hello() -> Vec<u8> {
         standing,
         proof: Some([1; 32]),
         name: "n".into(),
+        listens: vec!["1.2.3.4:5".parse().unwrap()],
     };
     hello.encode().unwrap()
 }

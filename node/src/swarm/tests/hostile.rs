@@ -219,6 +219,7 @@ async fn garbage_and_oversized_frames_as_hello_are_answered_or_ended() {
         standing: Standing::default(),
         proof: None,
         name: "outsider".into(),
+        listens: Vec::new(),
     };
     let good = hello.encode().unwrap();
     let mut frames = vec![
@@ -303,6 +304,7 @@ async fn member(protocol: &'static str, to: &Swarm) -> (libp2p::Swarm<RawBehavio
         standing: Standing::default(),
         proof: None,
         name: "outsider".into(),
+        listens: Vec::new(),
     };
     // Outside, `protocol` is not offered, so the request falls back to hello.
     let answer = ask(&mut program, to, framed(&hello.encode().unwrap())).await;
