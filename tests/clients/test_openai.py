@@ -6,7 +6,7 @@ import openai
 import pytest
 from agent import MODEL, wait_for
 
-CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+CAPITAL = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ use shoal_scheduler::Footprint;
 use shoal_transport::ring_bytes;
 
 use crate::engine::batch::QUEUE_LIMIT;
-use crate::engine::head::INTAKE_LIMIT;
 use crate::engine::pipe::STEP_FRAME_BYTES;
 use crate::engine::session::SESSION_FRAME_BYTES;
 
@@ -27,7 +26,7 @@ pub fn footprint(model: &Model) -> Footprint {
         kv_bytes_per_token_layer: model.kv_bytes_per_token_layer,
         scratch_base_bytes: model.scratch_base_bytes
             + step
-            + session * (QUEUE_LIMIT + INTAKE_LIMIT) as u64
+            + session * QUEUE_LIMIT as u64
             + row * MAX_RUN_TOKENS as u64,
         scratch_bytes_per_slot: model.scratch_bytes_per_slot + session + row,
         scratch_bytes_per_context: model.scratch_bytes_per_context,

@@ -5,12 +5,15 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use tokio::sync::OwnedSemaphorePermit;
+
 use shoal_model::step::{MAX_RUN_TOKENS, Op, Request, Sampled, Step, Want};
 
 use super::session::{Event, Failure, Finish, Outlet};
 use super::text::Text;
 
-/// Requests that may wait for a slot; more are answered that the queue is full.
+/// Requests that may wait for a slot; more are answered that the queue is full. Whoever makes a [`Pending`] holds to it:
+/// a request keeps its place from before it is tokenized to its end.
 pub const QUEUE_LIMIT: usize = 32;
 
 /// A request that is ready to run.
@@ -21,6 +24,8 @@ pub struct Pending {
     pub text: Box<dyn Text>,
     /// Takes its events.
     pub outlet: Box<dyn Outlet>,
+    /// One of the places that an instance has for requests: its slots and its queue.
+    pub place: OwnedSemaphorePermit,
 }
 
 /// A request in a slot.
@@ -59,12 +64,8 @@ impl Batch {
         }
     }
 
-    /// Queues a request, or tells it that the queue is full.
+    /// Queues a request.
     pub fn submit(&mut self, mut pending: Pending) {
-        if self.queue.len() >= QUEUE_LIMIT {
-            pending.outlet.put(Event::Failed(Failure::QueueFull));
-            return;
-        }
         let free = self.slots.iter().filter(|slot| slot.is_none()).count();
         if self.queue.len() >= free {
             let position = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
@@ -190,7 +191,7 @@ impl Batch {
 impl Active {
     /// Takes a sampled token; whether the request is over.
     fn take(&mut self, sample: &Sampled, context: u32) -> bool {
-        let Pending { request, text, outlet } = &mut self.pending;
+        let Pending { request, text, outlet, .. } = &mut self.pending;
         self.generated += 1;
         let ends = !request.ignore_eos && text.is_end(sample.token);
         // An end token has no text; what was held back comes out with it.
@@ -227,6 +228,7 @@ mod tests {
     use std::sync::Mutex;
 
     use shoal_model::sampling::Sampling;
+    use tokio::sync::Semaphore;
 
     use super::*;
 
@@ -278,7 +280,8 @@ mod tests {
             ignore_eos: false,
             trace: false,
         });
-        (Pending { request, text: Box::new(Numbers), outlet: Box::new(log.clone()) }, log)
+        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        (Pending { request, text: Box::new(Numbers), outlet: Box::new(log.clone()), place }, log)
     }
 
     /// Answers every wanted sample of a step with `token`.
@@ -384,17 +387,16 @@ mod tests {
     }
 
     #[test]
-    fn the_queue_is_bounded_and_says_so() {
+    fn an_instance_that_ends_tells_every_request() {
         let mut batch = Batch::new(1, 100);
-        let logs: Vec<Log> = (0..QUEUE_LIMIT + 2)
+        let logs: Vec<Log> = (0..5)
             .map(|_| {
                 let (request, log) = pending(3, 50);
                 batch.submit(request);
                 log
             })
             .collect();
-        let full = |log: &&Log| log.events() == [Event::Failed(Failure::QueueFull)];
-        assert_eq!(logs.iter().filter(full).count(), 2);
+        batch.plan();
         batch.fail(&Failure::InstanceEnded("gone".into()));
         assert!(logs.iter().all(|log| log.events().last().is_some_and(Event::is_last)));
         assert!(!batch.is_busy());

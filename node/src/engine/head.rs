@@ -12,8 +12,6 @@ use super::rank::{Compute, broken_step};
 use super::session;
 use super::status::{Failure, Status};
 
-/// Requests that may wait between the threads that tokenize and the head.
-pub const INTAKE_LIMIT: usize = 4;
 /// How long the head waits for something to do while all its readers are behind.
 const PAUSE: Duration = Duration::from_millis(2);
 

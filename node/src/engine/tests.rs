@@ -9,8 +9,10 @@ use shoal_model::sampling::Sampling;
 use shoal_model::step::{Op, Request, Sampled, Step, Want};
 use shoal_transport::{Channel, Endpoint, Opening, Options, Purpose};
 
+use tokio::sync::Semaphore;
+
 use super::batch::{Batch, Pending};
-use super::head::{Head, INTAKE_LIMIT, Pipes};
+use super::head::{Head, Pipes};
 use super::pipe::{Pipe, STEP_FRAME_BYTES};
 use super::rank::{self, Compute, Rows};
 use super::session::{Event, Outlet};
@@ -130,7 +132,8 @@ fn pending(prompt: &[u32], max_tokens: u32) -> (Pending, Log) {
         ignore_eos: true,
         trace: false,
     });
-    (Pending { request, text: Box::new(NoText), outlet: Box::new(log.clone()) }, log)
+    let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+    (Pending { request, text: Box::new(NoText), outlet: Box::new(log.clone()), place }, log)
 }
 
 /// A head and a last rank, each on a thread and an endpoint of its own.
@@ -160,7 +163,7 @@ impl Pair {
         let (a, b) = (bind(), bind());
         let (down, up) = channel(&a, &b, 1);
         let (done, sampled) = channel(&b, &a, 2);
-        let (intake, requests) = sync_channel(INTAKE_LIMIT);
+        let (intake, requests) = sync_channel(8);
         let (head_status, last_status) = (Arc::new(Status::default()), Arc::new(Status::default()));
         let status = head_status.clone();
         let head = std::thread::spawn(move || {

@@ -1,7 +1,9 @@
 //! The way in to a head: requests of this node and of others are tokenized here and queued for its thread.
 
 use std::sync::mpsc::{SyncSender, TrySendError};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tokio::sync::Semaphore;
 
 use crate::engine::batch::Pending;
 use crate::engine::session::{Ask, Event, Failure, Outlet};
@@ -19,13 +21,20 @@ pub enum Submitted {
 /// Open while the head of an instance runs.
 #[derive(Default)]
 pub struct HeadDoor {
-    open: Mutex<Option<(Scribe, SyncSender<Pending>)>>,
+    open: Mutex<Option<Open>>,
+}
+
+#[derive(Clone)]
+struct Open {
+    scribe: Scribe,
+    intake: SyncSender<Pending>,
+    places: Arc<Semaphore>,
 }
 
 impl HeadDoor {
-    /// Opens the door: the head's thread takes requests now.
-    pub fn open(&self, scribe: Scribe, intake: SyncSender<Pending>) {
-        *self.lock() = Some((scribe, intake));
+    /// Opens the door: the head's thread takes requests now, so many at a time; `intake` has room for as many.
+    pub fn open(&self, scribe: Scribe, intake: SyncSender<Pending>, places: usize) {
+        *self.lock() = Some(Open { scribe, intake, places: Arc::new(Semaphore::new(places)) });
     }
 
     /// No more requests.
@@ -35,10 +44,14 @@ impl HeadDoor {
 
     /// Tokenizes a request and queues it. Takes as long as tokenizing does: not for a thread that must not wait.
     pub fn submit(&self, ask: &Ask, mut outlet: Box<dyn Outlet>) -> Submitted {
-        let Some((scribe, intake)) = self.lock().clone() else {
+        let Some(Open { scribe, intake, places }) = self.lock().clone() else {
             outlet
                 .put(Event::Failed(Failure::InstanceEnded("its head is not running here; ask again".into())));
             return Submitted::NoHead;
+        };
+        let Ok(place) = places.try_acquire_owned() else {
+            outlet.put(Event::Failed(Failure::QueueFull));
+            return Submitted::Yes;
         };
         let mut seed = [0; 8];
         if let Err(error) = getrandom::fill(&mut seed) {
@@ -53,7 +66,7 @@ impl HeadDoor {
             }
         };
         let text = scribe.stream(&request.stop);
-        match intake.try_send(Pending { request: request.into(), text, outlet }) {
+        match intake.try_send(Pending { request: request.into(), text, outlet, place }) {
             Ok(()) => Submitted::Yes,
             Err(TrySendError::Full(mut pending)) => {
                 pending.outlet.put(Event::Failed(Failure::QueueFull));
@@ -67,7 +80,61 @@ impl HeadDoor {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<(Scribe, SyncSender<Pending>)>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Open>> {
         self.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+
+    use shoal_model::gguf::ModelFile;
+    use shoal_model::synthetic::SyntheticModel;
+    use shoal_model::template::ChatTemplate;
+    use shoal_model::tokenizer::Tokenizer;
+
+    use super::*;
+    use crate::engine::session::AskMessage;
+
+    fn scribe() -> Scribe {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        SyntheticModel::default().write(&path).unwrap();
+        let file = ModelFile::open(&path).unwrap();
+        let tokenizer = Tokenizer::from_gguf(file.metadata()).unwrap();
+        Scribe::new(tokenizer, ChatTemplate::from_gguf(file.metadata()).unwrap(), 1000)
+    }
+
+    fn ask() -> Ask {
+        Ask {
+            id: 1,
+            messages: vec![AskMessage { role: "user".into(), content: "a".into() }],
+            max_tokens: Some(1),
+            temperature: None,
+            top_p: None,
+            top_k: None,
+            seed: None,
+            stop: vec![],
+            ignore_eos: false,
+            trace: false,
+        }
+    }
+
+    #[test]
+    fn a_request_beyond_slots_and_queue_is_told_so_and_a_place_that_is_left_is_given_on() {
+        let door = HeadDoor::default();
+        let submit = || {
+            let (sender, mut events) = tokio::sync::mpsc::channel(8);
+            door.submit(&ask(), Box::new(sender));
+            events.try_recv().ok()
+        };
+        assert!(matches!(submit(), Some(Event::Failed(Failure::InstanceEnded(_)))), "no head yet");
+        let (intake, requests) = sync_channel(2);
+        door.open(scribe(), intake, 2);
+        assert_eq!((submit(), submit()), (None, None));
+        assert_eq!(submit(), Some(Event::Failed(Failure::QueueFull)));
+        drop(requests.recv().unwrap());
+        assert_eq!(submit(), None);
     }
 }

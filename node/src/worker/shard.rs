@@ -20,8 +20,8 @@ use tokio::runtime::Handle;
 
 use super::{HeadDoor, Job};
 use crate::channels::{Channels, Target, Use};
-use crate::engine::batch::Batch;
-use crate::engine::head::{Head, INTAKE_LIMIT, Pipes};
+use crate::engine::batch::{Batch, QUEUE_LIMIT};
+use crate::engine::head::{Head, Pipes};
 use crate::engine::pipe::{Pipe, TICK};
 use crate::engine::rank::{self, Rows};
 use crate::engine::session::{Ask, MAX_ASK_BYTES, RemoteOutlet};
@@ -190,8 +190,9 @@ fn head(
     tokio: &Handle,
 ) -> Result<(), Failure> {
     let Some(scribe) = loaded.scribe.take() else { return Ok(()) };
-    let (sender, intake) = sync_channel(INTAKE_LIMIT);
-    door.open(scribe, sender);
+    let places = QUEUE_LIMIT + usize::from(job.placement.slots);
+    let (sender, intake) = sync_channel(places);
+    door.open(scribe, sender, places);
     let (expecting, sessions) = channels.expect(target(job, Use::Session)?);
     let doorman = {
         let (door, tokio) = (door.clone(), tokio.clone());

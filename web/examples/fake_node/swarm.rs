@@ -28,8 +28,9 @@ pub struct ScriptedSwarm {
 }
 
 impl ScriptedSwarm {
-    /// Starts as this.
-    pub fn new(swarm: Swarm) -> Self {
+    /// Starts as this. As in a node, versions count from the time of the start, so they never go back.
+    pub fn new(mut swarm: Swarm) -> Self {
+        swarm.seq = Timestamp::now().unix_ms();
         ScriptedSwarm { seq: watch::Sender::new(swarm.seq), swarm: Mutex::new(swarm) }
     }
 
