@@ -29,7 +29,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(3);
 /// Every answer but a stream comes within this, or the agent is stuck; the scheduler's own deadlines are shorter.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// While waiting for a state of the swarm, it is asked again at least this often, and at most [`ASK_AT_MOST`] often.
-const ASK_AT_LEAST: Duration = Duration::from_secs(1);
+const ASK_AT_LEAST: Duration = Duration::from_millis(250);
 /// The least time between two questions for the state of the swarm.
 const ASK_AT_MOST: Duration = Duration::from_millis(50);
 
@@ -198,7 +198,7 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// The swarm after the next change, or after a second without one.
+    /// The swarm after the next change, or after a quarter of a second without one.
     pub async fn next(&mut self) -> Result<Swarm, Failure> {
         if let Some(last) = self.last {
             // Any bytes of the event stream mean that there is something new, so what they say is not needed.

@@ -32,6 +32,8 @@ pub const CONTEXT: u32 = 1024;
 const SLOTS: u16 = 2;
 /// The longest answer, in tokens: a small model may not find an end.
 const MAX_TOKENS: u32 = 256;
+/// How often it is looked how far the model is loaded.
+const LOOK_EVERY: Duration = Duration::from_millis(30);
 /// The most nodes on one machine.
 pub const MAX_NODES: usize = 30;
 
@@ -98,7 +100,8 @@ pub async fn run(options: Options, signals: &Signals) -> Result<Option<Exit>, Fa
     };
     show.pause();
     swarm.end().await?;
-    done
+    // One that comes while the nodes end is a signal too.
+    Ok(done?.or(signals.exit()))
 }
 
 /// Gets the model onto this machine, unless a signal comes.
@@ -173,11 +176,13 @@ async fn serve_and_ask(
 
 /// Waits until the instance answers; shows the placement once and the loading as it goes.
 async fn ready(agent: &Agent, id: &str, show: &mut Show, summary: &mut Summary) -> Result<Instance, Failure> {
-    let mut changes = agent.changes().await?;
     let mut placed = false;
     loop {
-        let swarm = changes.next().await?;
-        let Some(instance) = swarm.instances.into_iter().find(|instance| instance.id == id) else { continue };
+        let swarm = agent.swarm().await?;
+        let Some(instance) = swarm.instances.into_iter().find(|instance| instance.id == id) else {
+            tokio::time::sleep(LOOK_EVERY).await;
+            continue;
+        };
         if !placed && !instance.stages.is_empty() {
             placed = true;
             summary.placed(&instance);
@@ -197,6 +202,8 @@ async fn ready(agent: &Agent, id: &str, show: &mut Show, summary: &mut Summary) 
             InstanceState::Placing => {}
             InstanceState::Loading => show.loading(&instance),
         }
+        // Events come at most twice a second, and loading takes less.
+        tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 

@@ -183,22 +183,26 @@ impl LocalSwarm {
         }
     }
 
-    /// Waits until the first node sees all of them ready.
-    pub async fn complete(&self) -> Result<Swarm, Failure> {
-        let mut changes = self.first()?.agent.changes().await?;
-        loop {
-            let swarm = changes.next().await?;
-            let ready = |local: &LocalNode| {
-                swarm.nodes.iter().any(|node| node.id == local.id && node.state == NodeState::Ready)
-            };
-            if self.nodes.iter().all(ready) {
-                return Ok(swarm);
-            }
-            if self.began.is_some_and(|began| began.elapsed() > FORMED_WITHIN * 2) {
-                let text = "not every node became ready";
-                return Err(Failure::new(Exit::Failed, "not_formed", text));
+    /// Waits until every node sees all of them ready and knows what they offer: then any of them can plan.
+    pub async fn complete(&self) -> Result<(), Failure> {
+        let began = Instant::now();
+        for node in &self.nodes {
+            while !self.sees_all(&node.agent.swarm().await?) {
+                if began.elapsed() > FORMED_WITHIN {
+                    let text = format!("{} did not see every node ready", node.name);
+                    return Err(Failure::new(Exit::Failed, "not_formed", text));
+                }
+                tokio::time::sleep(ASK_EVERY).await;
             }
         }
+        Ok(())
+    }
+
+    fn sees_all(&self, swarm: &Swarm) -> bool {
+        self.nodes.iter().all(|local| {
+            let seen = swarm.nodes.iter().find(|node| node.id == local.id);
+            seen.is_some_and(|node| node.state == NodeState::Ready && node.memory.offered_bytes.is_some())
+        })
     }
 
     /// Returns when a node has ended, with how.

@@ -234,7 +234,8 @@ async fn read_all() -> anyhow::Result<String> {
     if text.trim().is_empty() {
         return Err(Failure::usage("there is no prompt: standard input is empty").into());
     }
-    Ok(text)
+    // Which is what ended the line, and nothing that was asked.
+    Ok(text.trim_end_matches(['\n', '\r']).to_owned())
 }
 
 /// A line that somebody types; nothing at the end of input.

@@ -144,7 +144,7 @@ fn instances(swarm: &Swarm, paint: Paint) -> Vec<String> {
             lines.extend(reason.fix.iter().map(|fix| format!("  {}", printable(fix))));
         }
         for node in instance.why_not.iter().flat_map(|why| &why.nodes) {
-            lines.push(format!("  {}: {}", printable(&node.name), printable(&node.text)));
+            lines.push(format!("  {}", printable(&node.text)));
         }
     }
     lines

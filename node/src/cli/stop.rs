@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde::Serialize;
+use shoal_web::api::Swarm;
 
 use super::{print_json, print_lines};
 use crate::client::{Agent, AgentArgs};
@@ -33,9 +34,21 @@ struct Document<'a> {
     instance: &'a str,
 }
 
+/// The id of which this is the beginning, if it is of one only; the agent says what is wrong with any other.
+fn whole_id<'a>(swarm: &'a Swarm, text: &'a str) -> &'a str {
+    let mut matching =
+        swarm.instances.iter().map(|instance| instance.id.as_str()).filter(|id| id.starts_with(text));
+    match (matching.next(), matching.next()) {
+        (Some(id), None) => id,
+        _ => text,
+    }
+}
+
 impl Stop {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
-        let instance = Agent::find(&self.agent)?.stop(&self.instance).await?;
+        let agent = Agent::find(&self.agent)?;
+        let instance = whole_id(&agent.swarm().await?, &self.instance).to_owned();
+        let instance = agent.stop(&instance).await?;
         if self.json {
             print_json(&Document { schema: "shoal.stopping/0", instance: &instance })?;
         } else {

@@ -20,6 +20,10 @@ Examples:
 Each option is also read from SHOAL_<OPTION>, and from node.toml in the data folder (keys are the long options).
 Ctrl-C leaves the swarm.";
 
+/// What an agent logs: its own story, and of the libraries below what is wrong.
+const DEFAULT_LOG: &str =
+    "warn,shoal=info,shoal_scheduler=info,shoal_transport=info,shoal_model=info,shoal_web=info";
+
 /// Start an agent: this machine joins the swarm, offers memory and serves the page and the APIs
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -51,6 +55,6 @@ impl Up {
 
 fn start_logging(options: &UpOptions, log: &LogArgs) -> anyhow::Result<()> {
     let format = log.log_format.or(options.log_format).unwrap_or_default();
-    let filter = log.log.as_deref().or(options.log.as_deref()).unwrap_or("info");
+    let filter = log.log.as_deref().or(options.log.as_deref()).unwrap_or(DEFAULT_LOG);
     Ok(logging::start(filter, format, Some(&options.data_dir))?)
 }

@@ -125,7 +125,7 @@ fn why(instance: &Instance, exit: Exit) -> Failure {
     let text = reason.map_or("there is no place for it", |reason| reason.message.as_str());
     let mut message = format!("{} is not served: {text}", instance.id);
     for node in instance.why_not.iter().flat_map(|why| &why.nodes) {
-        message.push_str(&format!("\n  {}: {}", node.name, node.text));
+        message.push_str(&format!("\n  {}", printable(&node.text)));
     }
     let nearest =
         instance.why_not.as_ref().and_then(|why| why.nearest.first()).map(|nearest| nearest.text.clone());
@@ -142,7 +142,7 @@ pub fn does_not_fit(plan: &Plan) -> Failure {
     let mut message =
         format!("{} with a context of {} and {} slots does not fit", plan.model, plan.context, plan.slots);
     for node in &plan.nodes {
-        message.push_str(&format!("\n  {}: {}", printable(&node.name), printable(&node.text)));
+        message.push_str(&format!("\n  {}", printable(&node.text)));
     }
     let failure = Failure::new(Exit::NotPlaceable, "no_placement", message);
     match plan.nearest.first() {

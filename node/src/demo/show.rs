@@ -105,7 +105,8 @@ impl Show {
     pub(super) fn title(&mut self, swarm: &str, nodes: usize) {
         self.pause();
         if !self.json {
-            let title = format!("shoal demo: {nodes} nodes on this machine, swarm {swarm}");
+            let s = if nodes == 1 { "" } else { "s" };
+            let title = format!("shoal demo: {nodes} node{s} on this machine, swarm {swarm}");
             self.line(self.paint.bold(title));
         }
     }

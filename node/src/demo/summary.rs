@@ -132,14 +132,12 @@ impl Summary {
     /// The failure of a plan that does not fit; its reasons are kept for the last line.
     pub(super) fn does_not_fit(&mut self, plan: Plan) -> Failure {
         let mut message = format!(
-            "{MODEL} with a context of {} does not fit on {} nodes with these offers",
+            "{MODEL} with a context of {} does not fit on {} node(s) with these offers",
             plan.context,
             self.nodes.len()
         );
         for node in &plan.nodes {
-            let missing = node.missing_bytes.filter(|bytes| *bytes > 0);
-            let missing = missing.map(|bytes| format!(" ({bytes} bytes are missing)")).unwrap_or_default();
-            message.push_str(&format!("\n  {}: {}{missing}", node.name, node.text));
+            message.push_str(&format!("\n  {}", node.text));
         }
         let fix = plan.nearest.first().map(|nearest| nearest.text.clone());
         self.why_not = Some(WhyNot { nodes: plan.nodes, nearest: plan.nearest });

@@ -52,7 +52,7 @@ impl ProgressLine {
         if label == self.label || self.silent {
             return;
         }
-        self.label = label;
+        let before = std::mem::replace(&mut self.label, label);
         self.began = Instant::now();
         self.began_at_bytes = 0;
         match &self.bar {
@@ -60,8 +60,18 @@ impl ProgressLine {
                 bar.set_style(spinner());
                 bar.set_message(self.label.clone());
             }
-            None => note(format_args!("{} ...", self.label)),
+            None if self.is_news(&before) => {
+                self.last_line = Instant::now();
+                note(format_args!("{} ...", self.label));
+            }
+            None => {}
         }
+    }
+
+    /// Whether a new label is worth a line: another matter, or the same with other figures after a while.
+    fn is_news(&self, before: &str) -> bool {
+        let matter = |label: &str| label.split(' ').next().map(str::to_owned);
+        matter(before) != matter(&self.label) || self.last_line.elapsed() >= LINE_EVERY
     }
 
     /// Shows that `done` bytes of `total` are done.

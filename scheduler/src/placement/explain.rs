@@ -344,13 +344,14 @@ fn bytes_down(count: u64) -> String {
 }
 
 fn scaled(count: u64, round: fn(u128, u128) -> u128) -> String {
-    let (shift, unit) = match count {
-        0..1024 => return plural(count, "byte"),
-        1024..1_048_576 => (10, "KiB"),
-        1_048_576..1_073_741_824 => (20, "MiB"),
-        _ => (30, "GiB"),
+    // Powers of 1000, as in every other place that people read.
+    let (scale, unit) = match count {
+        0..1000 => return plural(count, "byte"),
+        1000..1_000_000 => (1000, "kB"),
+        1_000_000..1_000_000_000 => (1_000_000, "MB"),
+        _ => (1_000_000_000, "GB"),
     };
-    let tenths = round(u128::from(count) * 10, 1 << shift);
+    let tenths = round(u128::from(count) * 10, scale);
     format!("{}.{} {unit}", tenths / 10, tenths % 10)
 }
 
