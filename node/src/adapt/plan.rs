@@ -42,9 +42,13 @@ pub fn plan(model: &str, digest: &str, preview: &scheduler::Preview) -> api::Pla
         stages: stages(&other.stages),
         predicted_tokens_per_s: None,
     };
-    let (placed, near) = match &preview.outcome {
-        Ok(placed) => (stages(&placed.stages), Vec::new()),
-        Err(why) => (Vec::new(), nearest(&why.nearest)),
+    let (placed, near, reason) = match &preview.outcome {
+        Ok(placed) => (stages(&placed.stages), Vec::new(), None),
+        Err(why) => {
+            let fix = why.nearest.first().map(|near| near.text.clone());
+            let reason = api::Reason { code: code(&why.code), message: why.text.clone(), fix };
+            (Vec::new(), nearest(&why.nearest), Some(reason))
+        }
     };
     api::Plan {
         schema: api::Schema::new(),
@@ -53,6 +57,7 @@ pub fn plan(model: &str, digest: &str, preview: &scheduler::Preview) -> api::Pla
         context: preview.needs.context,
         slots: preview.needs.slots,
         fits: preview.outcome.is_ok(),
+        reason,
         needs: needs(&preview.needs),
         stages: placed,
         predicted_tokens_per_s: None,

@@ -60,6 +60,7 @@ fn lines(plan: &PlanDocument, paint: Paint) -> Vec<String> {
     };
     let heading = format!("{}, context {}, {} slots: ", plan.model, plan.context, plan.slots);
     let mut lines = vec![paint.bold(heading) + &verdict];
+    lines.extend(plan.reason.iter().map(|reason| format!("  {}", printable(&reason.message))));
     let needs = &plan.needs;
     lines.push(format!(
         "  needs {} of layers, {} of embedding, {} of output head, {} of KV cache, and {} of scratch on each node",

@@ -141,6 +141,9 @@ fn why(instance: &Instance, exit: Exit) -> Failure {
 pub fn does_not_fit(plan: &Plan) -> Failure {
     let mut message =
         format!("{} with a context of {} and {} slots does not fit", plan.model, plan.context, plan.slots);
+    if let Some(reason) = &plan.reason {
+        message.push_str(&format!("\n  {}", printable(&reason.message)));
+    }
     for node in &plan.nodes {
         message.push_str(&format!("\n  {}", printable(&node.text)));
     }

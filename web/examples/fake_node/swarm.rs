@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use shoal_web::SwarmView;
 use shoal_web::api::{
     ApiError, ErrorKind, Instance, InstanceState, KvUse, LayerRange, ModelEntry, ModelState, Needs,
-    OpenWindow, Plan, PlanNode, PlanRank, PlanRequest, PlanStage, PullRequest, Rank, RankState, Schema,
-    ServeRequest, Served, Stage, Swarm, Timestamp,
+    OpenWindow, Plan, PlanNode, PlanRank, PlanRequest, PlanStage, PullRequest, Rank, RankState, Reason,
+    Schema, ServeRequest, Served, Stage, Swarm, Timestamp,
 };
 use tokio::sync::watch;
 
@@ -149,6 +149,11 @@ impl SwarmView for ScriptedSwarm {
             context: request.context.unwrap_or(4096),
             slots: request.slots.unwrap_or(4),
             fits: why_not.is_none(),
+            reason: why_not.as_ref().map(|_| Reason {
+                code: "memory".to_owned(),
+                message: "The model does not fit.".to_owned(),
+                fix: None,
+            }),
             needs: Needs {
                 layer_bytes: 80_000_000,
                 embedding_bytes: 28_000_000,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Document, LayerRange, Schema};
+use super::{Document, LayerRange, Reason, Schema};
 
 /// Where a model would go now. Nothing is changed by asking.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,6 +19,9 @@ pub struct Plan {
     pub slots: u16,
     /// Whether it can be placed.
     pub fits: bool,
+    /// What stands in the way; null if it fits.
+    #[serde(default)]
+    pub reason: Option<Reason>,
     /// What the model needs.
     pub needs: Needs,
     /// The stages, in order; empty if it does not fit.
