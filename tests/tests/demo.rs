@@ -41,8 +41,7 @@ fn finished(args: &[&str]) -> Result<(Output, Vec<(Duration, Value)>)> {
     }
     let status = child.wait()?;
     let stderr = reader.join().ok().context("reading stderr")??;
-    let left: Vec<_> = std::fs::read_dir(tmp.path())?.collect::<std::io::Result<_>>()?;
-    ensure!(left.is_empty(), "left behind: {left:?}");
+    nothing_left(tmp.path())?;
     Ok((Output { status, stdout: Vec::new(), stderr }, events))
 }
 
@@ -126,9 +125,13 @@ fn offers_that_are_too_small_end_with_reasons_for_each_node() -> Result<()> {
     Ok(())
 }
 
+/// A prompt whose answer is long enough to be interrupted.
+const LONG: &str = "Tell me a very long story about a fish.";
+
 /// Starts a demo and reads until a token has come; its processes are known by then.
 fn answering(tmp: &Path) -> Result<(Child, Vec<u64>)> {
-    let mut child = demo(tmp, &["--once"])?.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let mut child =
+        demo(tmp, &["--once", "--prompt", LONG])?.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let stdout = child.stdout.take().context("no stdout")?;
     let mut pids = Vec::new();
     let mut lines = BufReader::new(stdout).lines();
@@ -165,17 +168,38 @@ fn a_killed_demo_leaves_no_process() -> Result<()> {
     await_gone(&pids)
 }
 
+/// Ctrl-C, a request to terminate, and the kernel's word that the terminal was closed.
 #[test]
 fn an_interrupted_demo_leaves_nothing() -> Result<()> {
+    for (signal, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
+        let tmp = TempDir::new()?;
+        let (mut child, pids) = answering(tmp.path())?;
+        let sent = Command::new("bash").args(["-c", &format!("kill -{signal} {}", child.id())]).status()?;
+        ensure!(sent.success(), "kill: {sent}");
+        let status =
+            within("the demo ends", Duration::from_secs(3), || child.try_wait()?.context("it still runs"))?;
+        ensure!(status.code() == Some(code), "after SIG{signal} it ended with {status}");
+        await_gone(&pids)?;
+        nothing_left(tmp.path())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_demo_whose_reader_is_gone_leaves_nothing() -> Result<()> {
     let tmp = TempDir::new()?;
-    let (mut child, pids) = answering(tmp.path())?;
-    let sent = Command::new("bash").args(["-c", "kill -INT $0", &child.id().to_string()]).status()?;
-    ensure!(sent.success(), "kill: {sent}");
-    let status =
-        within("the demo ends", Duration::from_secs(3), || child.try_wait()?.context("it still runs"))?;
-    ensure!(status.code() == Some(130), "it ended with {status}");
-    await_gone(&pids)?;
-    let left: Vec<_> = std::fs::read_dir(tmp.path())?.collect::<std::io::Result<_>>()?;
+    // Without --once: it would stay for ever.
+    let mut child =
+        demo(tmp.path(), &["--prompt", LONG])?.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().context("no stdout")?).read_line(&mut line)?;
+    ensure!(line.contains("event"), "{line}");
+    within("the demo ends", Duration::from_secs(10), || child.try_wait()?.context("it still runs"))?;
+    nothing_left(tmp.path())
+}
+
+fn nothing_left(tmp: &Path) -> Result<()> {
+    let left: Vec<_> = std::fs::read_dir(tmp)?.collect::<std::io::Result<_>>()?;
     ensure!(left.is_empty(), "left behind: {left:?}");
     Ok(())
 }
@@ -187,9 +211,9 @@ fn a_demo_whose_node_is_killed_ends_and_leaves_nothing() -> Result<()> {
     let victim = pids[pids.len() - 1].to_string();
     let sent = Command::new("bash").args(["-c", "kill -KILL $0", &victim]).status()?;
     ensure!(sent.success(), "kill: {sent}");
-    within("the demo ends", Duration::from_secs(10), || child.try_wait()?.context("it still runs"))?;
+    let status =
+        within("the demo ends", Duration::from_secs(10), || child.try_wait()?.context("it still runs"))?;
+    ensure!(status.code() == Some(1), "it ended with {status}");
     await_gone(&pids)?;
-    let left: Vec<_> = std::fs::read_dir(tmp.path())?.collect::<std::io::Result<_>>()?;
-    ensure!(left.is_empty(), "left behind: {left:?}");
-    Ok(())
+    nothing_left(tmp.path())
 }
