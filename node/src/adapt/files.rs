@@ -91,7 +91,7 @@ impl ModelFiles {
         }
     }
 
-    /// The digests of the models on disk, at most [`LIST_AGE`] old.
+    /// The digests of the models on disk, at most two seconds old.
     pub async fn digests(&self) -> Vec<String> {
         if let Some((at, digests)) = &*lock(&self.listed)
             && at.elapsed() < LIST_AGE

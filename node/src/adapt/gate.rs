@@ -63,6 +63,11 @@ impl Gate for MemberGate {
                 "this swarm is locked: run `shoal open 10m` on one of its machines, then it joins by itself"
                     .into()
             }
+            // The larger group is the swarm that is joined, whichever side dialled.
+            (true, false) if hello.standing.size > state.members.len() as u32 => format!(
+                "your swarm of {} machines is locked: run `shoal open 10m` on one of them, then this one joins by itself",
+                hello.standing.size
+            ),
             (true, false) => {
                 "the window of the machine that wants to join is closed: run `shoal open 10m` there too"
                     .into()
