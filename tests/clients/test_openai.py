@@ -65,7 +65,7 @@ def test_a_seed_repeats_an_answer(client):
 def test_messages_may_be_parts_and_have_a_system_prompt(client):
     messages = [
         {"role": "system", "content": "You answer in one word."},
-        {"role": "user", "content": [{"type": "text", "text": "What is the capital of France?"}]},
+        {"role": "user", "content": [{"type": "text", "text": "What is the capital of France? Answer in one sentence."}]},
     ]
     answer = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=32)
     assert answer.choices[0].message.content
