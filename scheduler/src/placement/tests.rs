@@ -236,7 +236,7 @@ fn swarm() -> impl Strategy<Value = (Footprint, Topology, PlanRequest)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(512) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_placement_holds_every_layer_once_and_each_rank_within_its_offer((footprint, topology, request) in swarm()) {
