@@ -32,7 +32,7 @@ def main():
     args.add_argument("--nodes", default="1")
     args.add_argument("--pairs", type=int, default=5)
     args = args.parse_args()
-    peer = pathlib.Path(__file__).with_name("llama_cpp.py")
+    peer = pathlib.Path(__file__).with_name("peer_llama.py")
     shape = ["--threads", args.threads, "--prompt", args.prompt, "--tokens", args.tokens]
     ours, theirs = [], []
     for pair in range(args.pairs):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times llama.cpp (llama-cpp-python's low-level calls) at one prefill or decode; prints one JSON line.
 
-usage: llama_cpp.py MODEL.gguf decode|prefill --threads N --prompt N --tokens N
+usage: peer_llama.py MODEL.gguf decode|prefill --threads N --prompt N --tokens N
 """
 import argparse
 import ctypes
