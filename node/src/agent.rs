@@ -31,7 +31,7 @@ use crate::adapt::raft_store::RaftStore;
 use crate::adapt::swarm_view::LiveView;
 use crate::channels::{Channels, data_addrs};
 use crate::data_dir::{AgentFile, DataDir};
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, with_causes};
 use crate::identity::Identity;
 use crate::local_proof::LocalSecret;
 use crate::options::{Listen, UpOptions};
@@ -63,7 +63,7 @@ pub async fn run(options: UpOptions) -> anyhow::Result<()> {
     let mut data = DataDir::open(&options.data_dir).map_err(|error| {
         let exit = if error.is_in_use() { Exit::InUse } else { Exit::Failed };
         let code = if error.is_in_use() { "data_dir_in_use" } else { "data_dir" };
-        Failure::new(exit, code, chain(&error))
+        Failure::new(exit, code, with_causes(&error))
     })?;
     loop {
         match live(&options, &mut data).await? {
@@ -332,7 +332,7 @@ async fn start_swarm(
         Ok(secret) => Some(secret),
         Err(error) => {
             tracing::warn!(
-                error = chain(&error),
+                error = with_causes(&error),
                 "agents of this user on this machine won't know each other as such"
             );
             None
@@ -350,14 +350,14 @@ async fn start_swarm(
         versions: Versions::OURS,
     };
     let in_use = |error: &SwarmError| {
-        Failure::new(Exit::InUse, "port_in_use", chain(error))
+        Failure::new(Exit::InUse, "port_in_use", with_causes(error))
             .fix("give another --listen, or leave it out: then a free port is taken")
     };
     match Swarm::start(config.clone(), gate.clone(), services.clone()).await {
         Ok(swarm) => return Ok(swarm),
         Err(error) if error.is_in_use() && options.listen.asked => return Err(in_use(&error).into()),
         Err(error) if error.is_in_use() => {
-            tracing::warn!(error = chain(&error), "the default port is taken; a free one is used");
+            tracing::warn!(error = with_causes(&error), "the default port is taken; a free one is used");
         }
         Err(error) => return Err(error).context("starting the swarm"),
     }
@@ -375,7 +375,7 @@ fn bind_data(listen: &Listen<SocketAddr>) -> Result<Endpoint, Failure> {
         Failure::new(
             Exit::InUse,
             "port_in_use",
-            format!("the data plane can't listen on {}: {}", listen.addr, chain(&error)),
+            format!("the data plane can't listen on {}: {}", listen.addr, with_causes(&error)),
         )
         .fix("give another --data-listen, or leave it out: then a free port is taken")
     })
@@ -407,17 +407,3 @@ fn host_names(name: &str) -> Vec<String> {
     names.dedup();
     names
 }
-
-/// An error and its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
-}
-
-/// How long parts may take to end before the process ends anyway.
-pub const STOP_DEADLINE: Duration = Duration::from_secs(10);

@@ -15,6 +15,7 @@ use shoal_web::api::{ApiError, ErrorKind, ModelEntry, ModelState};
 use tokio_util::sync::CancellationToken;
 
 use super::footprint::footprint;
+use crate::exit::with_causes;
 use crate::store::{ModelBlob, ModelStore, Phase, Progress, StoreError};
 use crate::swarm::record::Download;
 use crate::worker::Files;
@@ -136,13 +137,7 @@ fn api_error(error: StoreError) -> ApiError {
         StoreError::Broken { .. } | StoreError::NotAModel { .. } => (ErrorKind::Invalid, "bad_model"),
         _ => (ErrorKind::Unavailable, "model_not_available"),
     };
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    ApiError::new(kind, code, text)
+    ApiError::new(kind, code, with_causes(&error))
 }
 
 /// Keeps one download's figures.
