@@ -41,8 +41,9 @@ Examples:
   shoal run smollm2-135m \"Why is the sky blue?\"
   shoal status --watch                who is there, what runs where
 
-Exit codes: 0 done, 1 failed, 2 usage, 3 no agent reachable, 4 does not fit or not placeable, 5 unknown model,
-instance or node, 6 port or data folder in use, 7 bad model file, 130 and 143 ended by a signal.";
+Exit codes: 0 done, 1 failed, 2 usage, 3 no agent reachable, 4 does not fit or not placeable,
+5 unknown model, instance or node, 6 port or data folder in use, 7 bad model file,
+130 and 143 ended by a signal.";
 
 /// One inference machine out of the computers on a desk.
 #[derive(Debug, Parser)]

@@ -20,7 +20,9 @@ use tokio_util::sync::CancellationToken;
 use crate::exit::{Exit, Failure};
 use crate::logging::LogFormat;
 use crate::swarm::{InterfaceRule, PeerAddress};
-pub use values::{Bytes, MAX_NAME_BYTES, NodeName, RdmaMode, Span, SwarmName, show_bytes, show_span};
+pub use values::{
+    Bytes, ListenAddress, MAX_NAME_BYTES, NodeName, RdmaMode, Span, SwarmName, show_bytes, show_span,
+};
 
 /// Where the HTTP side listens unless told otherwise.
 pub const DEFAULT_HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7711);
@@ -143,9 +145,9 @@ pub struct UpArgs {
     #[serde(deserialize_with = "values::one")]
     pub http: Option<SocketAddr>,
     /// Where libp2p listens [default: port 7710 of every interface, or a free port]
-    #[arg(long, env = "SHOAL_LISTEN", value_name = "MULTIADDR", value_delimiter = ',')]
+    #[arg(long, env = "SHOAL_LISTEN", value_name = "MULTIADDR|IP:PORT", value_delimiter = ',')]
     #[serde(deserialize_with = "values::many")]
-    pub listen: Vec<Multiaddr>,
+    pub listen: Vec<ListenAddress>,
     /// Where tensors are received [default: any free port of every interface]
     #[arg(long, env = "SHOAL_DATA_LISTEN", value_name = "IP:PORT")]
     #[serde(deserialize_with = "values::one")]
@@ -178,7 +180,7 @@ pub struct UpArgs {
     #[arg(long, env = "SHOAL_INTERFACE", value_name = "NAME[=KIND]", value_delimiter = ',')]
     #[serde(deserialize_with = "values::many")]
     pub interface: Vec<InterfaceRule>,
-    /// Whether tensors may travel by RDMA: auto or never [default: auto]
+    /// Whether tensors may travel by RDMA, once it is built: auto or never [default: auto]
     #[arg(long, env = "SHOAL_RDMA", value_name = "MODE")]
     #[serde(deserialize_with = "values::one")]
     pub rdma: Option<RdmaMode>,
@@ -232,7 +234,8 @@ impl UpArgs {
             ))
             .fix("use 127.0.0.1 and reach it over ssh: ssh -L 7711:127.0.0.1:7711 HOST"));
         }
-        let listen = Some(pick(self.listen, file.listen)).filter(|list| !list.is_empty());
+        let listen = pick(self.listen, file.listen).into_iter().map(|at| at.0).collect();
+        let listen = Some(listen).filter(|list: &Vec<Multiaddr>| !list.is_empty());
         let default_listen = Multiaddr::from(any).with(libp2p::multiaddr::Protocol::Tcp(DEFAULT_P2P_PORT));
         Ok(UpOptions {
             name,

@@ -270,7 +270,10 @@ impl ModelStore {
     ) -> Result<(String, AddedModel), StoreError> {
         let meta = fs::metadata(file).map_err(StoreError::io("open", file))?;
         if !meta.is_file() {
-            return Err(StoreError::NotAModel { path: file.to_owned(), why: "it is no file".into() });
+            return Err(StoreError::NotAModel {
+                path: file.to_owned(),
+                why: "it is a folder or a device, no file".into(),
+            });
         }
         let facts = header(file)?;
         let name = match name {

@@ -6,6 +6,7 @@ mod table;
 use std::io::{self, IsTerminal, Write};
 
 pub use progress::ProgressLine;
+use shoal_web::api::LayerRange;
 pub use table::Table;
 
 /// Writes a line to standard error. A closed terminal is no reason to stop.
@@ -70,6 +71,11 @@ pub fn short_id(id: &str) -> &str {
         start += 1;
     }
     id.get(start..).unwrap_or(id)
+}
+
+/// A range of layers, both ends counted: `layers 0-11`.
+pub fn show_layers(layers: LayerRange) -> String {
+    format!("layers {}-{}", layers.start, layers.end.saturating_sub(1))
 }
 
 #[cfg(test)]

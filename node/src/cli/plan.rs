@@ -76,7 +76,7 @@ fn lines(plan: &PlanDocument, paint: Paint) -> Vec<String> {
             for rank in &stage.ranks {
                 table.row([
                     stage.index.to_string(),
-                    format!("{}-{}", stage.layers.start, stage.layers.end),
+                    format!("{}-{}", stage.layers.start, stage.layers.end.saturating_sub(1)),
                     printable(names.get(rank.node.as_str()).unwrap_or(&rank.node.as_str())),
                     show_bytes(rank.weights_bytes),
                     show_bytes(rank.kv_bytes),

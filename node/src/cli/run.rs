@@ -144,6 +144,9 @@ impl Run {
         }
         if !self.json {
             print_text("\n")?;
+            if stream.answer().finish_reason.as_deref() == Some("length") && io::stderr().is_terminal() {
+                note("(cut off here: the context is full, or --max-tokens is reached)");
+            }
         }
         Ok(stream.answer().clone())
     }
@@ -165,6 +168,12 @@ impl Run {
                     continue;
                 }
                 "/bye" | "/exit" | "/quit" => return Ok(()),
+                command if command.starts_with('/') && !command.contains(char::is_whitespace) => {
+                    note(format_args!(
+                        "there is no {command}; /clear forgets the conversation, /bye ends it"
+                    ));
+                    continue;
+                }
                 prompt => messages.push(Message::user(prompt)),
             }
             match self.ask(agent, instance, messages.clone()).await {

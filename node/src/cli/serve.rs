@@ -29,7 +29,7 @@ pub(super) struct Request {
     /// Requests at once [default: 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     slots: Option<u16>,
-    /// How to split it: auto, pipeline=N, tensor=N, tensor=SxR (S stages of R ranks) [default: auto]
+    /// How to split it: auto or pipeline=N (N stages); tensor=N is not built yet [default: auto]
     #[arg(long, value_name = "P")]
     parallel: Option<shoal_scheduler::Parallel>,
     /// Use only these nodes, by name, id, or a prefix of either

@@ -11,7 +11,7 @@ use super::{print_json, print_lines};
 use crate::client::wait::node_name;
 use crate::client::{Agent, AgentArgs};
 use crate::options::{show_bytes, show_span};
-use crate::terminal::{Paint, Table, printable, short_id};
+use crate::terminal::{Paint, Table, printable, short_id, show_layers};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -150,12 +150,12 @@ fn instances(swarm: &Swarm, paint: Paint) -> Vec<String> {
     lines
 }
 
-/// Which node has which layers: `node-1 layers 0-12, node-2 layers 12-30`.
+/// Which node has which layers: `node-1 layers 0-11, node-2 layers 12-29`.
 pub(super) fn stages_text(swarm: &Swarm, instance: &Instance) -> String {
     let stage = |stage: &shoal_web::api::Stage| {
         let ranks: Vec<String> =
             stage.ranks.iter().map(|rank| printable(node_name(swarm, &rank.node))).collect();
-        format!("{} layers {}-{}", ranks.join("+"), stage.layers.start, stage.layers.end)
+        format!("{} {}", ranks.join("+"), show_layers(stage.layers))
     };
     instance.stages.iter().map(stage).collect::<Vec<_>>().join(", ")
 }

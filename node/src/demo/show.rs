@@ -11,7 +11,7 @@ use super::summary::Summary;
 use crate::exit::Failure;
 use crate::local_swarm::{LocalNode, LocalSwarm};
 use crate::options::{show_bytes, show_span};
-use crate::terminal::{Paint, ProgressLine, note, printable, short_id};
+use crate::terminal::{Paint, ProgressLine, note, printable, short_id, show_layers};
 
 /// Events of progress come at most this often.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
@@ -140,8 +140,7 @@ impl Show {
                 self.line(format_args!("  {instance} is split by memory:"));
                 let layers = stages.last().map_or(0, |stage| stage.layers.end);
                 for stage in stages {
-                    let LayerRange { start, end } = stage.layers;
-                    let range = format!("layers {start}-{end}");
+                    let range = show_layers(stage.layers);
                     self.line(format_args!("    {}  {range:<13} {}", stage.name, bar(stage.layers, layers)));
                 }
             }

@@ -136,6 +136,9 @@ impl Summary {
             plan.context,
             self.nodes.len()
         );
+        if let Some(reason) = &plan.reason {
+            message.push_str(&format!("\n  {}", reason.message));
+        }
         for node in &plan.nodes {
             message.push_str(&format!("\n  {}", node.text));
         }

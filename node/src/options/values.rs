@@ -1,17 +1,22 @@
 //! The values that options take: sizes, spans of time, addresses, names, interfaces.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+use libp2p::Multiaddr;
 use serde::de::{self, Deserialize, Deserializer};
+
+use crate::swarm::address::multiaddr;
 
 /// Names of nodes and swarms are part of protocol names and page titles: long enough for a host name label.
 pub const MAX_NAME_BYTES: usize = 63;
 /// The longest span an option takes: a year. More is a typing error and would overflow instants.
 const MAX_SPAN: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// A number of bytes: an integer with an optional unit kB, MB, GB (powers of 1000) or KiB, MiB, GiB (of 1024).
+/// A number of bytes: a number with an optional unit kB, MB, GB (powers of 1000) or KiB, MiB, GiB (of 1024). What comes
+/// behind the point is for units only, and less than a byte is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bytes(pub u64);
 
@@ -20,7 +25,7 @@ impl FromStr for Bytes {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let text = text.trim();
-        let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
         let (number, unit) = text.split_at(digits);
         let unit: u64 = match unit.trim() {
             "" | "B" => 1,
@@ -32,9 +37,20 @@ impl FromStr for Bytes {
             "GiB" => 1 << 30,
             other => return Err(format!("unit `{other}` is not one of kB MB GB KiB MiB GiB")),
         };
-        let number: u64 =
-            number.parse().map_err(|_| format!("`{text}` is not a whole number of bytes, like 512MiB"))?;
-        number.checked_mul(unit).map(Bytes).ok_or_else(|| format!("`{text}` is more than 2^64 bytes"))
+        let wrong = || format!("`{text}` is not a number of bytes, like 512MiB or 1.5GB");
+        let (whole, part) =
+            number.split_once('.').map_or((number, None), |(whole, part)| (whole, Some(part)));
+        let whole: u64 = whole.parse().map_err(|_| wrong())?;
+        let part = match part {
+            None => 0,
+            // Nine digits of a unit of 2^30 stay below 2^64.
+            Some(part) if unit > 1 && (1..=9).contains(&part.len()) => {
+                part.parse::<u64>().map_err(|_| wrong())? * unit / 10_u64.pow(part.len() as u32)
+            }
+            Some(_) => return Err(wrong()),
+        };
+        let bytes = whole.checked_mul(unit).and_then(|whole| whole.checked_add(part));
+        bytes.map(Bytes).ok_or_else(|| format!("`{text}` is more than 2^64 bytes"))
     }
 }
 
@@ -51,6 +67,26 @@ pub fn show_bytes(bytes: u64) -> String {
         n if n < 9.995 => format!("{n:.2} {name}"),
         n if n < 99.95 => format!("{n:.1} {name}"),
         n => format!("{n:.0} {name}"),
+    }
+}
+
+/// An address to listen on, as IP and port or as a multiaddress.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenAddress(pub Multiaddr);
+
+impl FromStr for ListenAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let address = match text.parse::<SocketAddr>() {
+            Ok(at) => Some(multiaddr(at)),
+            Err(_) => text.parse().ok(),
+        };
+        address.map(ListenAddress).ok_or_else(|| {
+            format!(
+                "write IP:PORT, [IPV6]:PORT or a multiaddress such as /ip4/127.0.0.1/tcp/7710, not `{text}`"
+            )
+        })
     }
 }
 
@@ -232,9 +268,35 @@ mod tests {
         assert_eq!(bytes("2KiB"), Ok(2_048));
         assert_eq!(bytes("45MiB"), Ok(45 << 20));
         assert_eq!(bytes("3GiB"), Ok(3 << 30));
-        for wrong in ["", "MB", "-1", "1.5GB", "4 parsecs", "99999999999GiB", "1e9", "0x10"] {
+        assert_eq!(bytes("1.5GB"), Ok(1_500_000_000));
+        assert_eq!(bytes("217.0 MiB"), Ok(217 << 20));
+        assert_eq!(bytes("0.999999999GiB"), Ok(1_073_741_822));
+        for wrong in [
+            "",
+            "MB",
+            "-1",
+            "1.5",
+            ".5GB",
+            "1.GB",
+            "1.2.3GB",
+            "1.0000000001GB",
+            ".",
+            "4 parsecs",
+            "99999999999GiB",
+            "1e9",
+            "0x10",
+        ] {
             assert!(bytes(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn one_listens_on_what_one_dials() {
+        let listen = |text: &str| text.parse::<ListenAddress>().map(|at| at.0.to_string());
+        assert_eq!(listen("127.0.0.1:7710"), Ok("/ip4/127.0.0.1/tcp/7710".to_owned()));
+        assert_eq!(listen("[::1]:0"), Ok("/ip6/::1/tcp/0".to_owned()));
+        assert_eq!(listen("/ip4/0.0.0.0/tcp/1"), Ok("/ip4/0.0.0.0/tcp/1".to_owned()));
+        assert!(listen("localhost").unwrap_err().contains("IP:PORT"));
     }
 
     #[test]
