@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use openraft::error::{
-    InstallSnapshotError, NetworkError, RPCError, RaftError, RemoteError, SnapshotMismatch, Unreachable,
+    InstallSnapshotError, RPCError, RaftError, RemoteError, SnapshotMismatch, Unreachable,
 };
 use openraft::network::{Backoff, RPCOption, RaftNetwork, RaftNetworkFactory};
 use openraft::raft::{
@@ -50,27 +50,28 @@ impl Link {
         call: RaftCall,
         deadline: Duration,
     ) -> Result<RaftAnswer, Failed<E>> {
-        let unreachable = |reason: &str| RPCError::Unreachable(Unreachable::new(&AnyError::error(reason)));
         let Some(node) = &self.node else {
             return Err(unreachable("the membership names no node for this id"));
         };
         let message = Message::Raft { group: self.group, to: self.to, call };
         match self.network.call(node, message, deadline).await {
-            Ok(Message::RaftAnswer(RaftAnswer::Failed(reason))) => Err(network_error(&reason)),
+            Ok(Message::RaftAnswer(RaftAnswer::Failed(reason))) => Err(unreachable(&reason)),
             Ok(Message::RaftAnswer(answer)) => Ok(answer),
             Ok(Message::NotHere) => Err(unreachable("it has left the group or has another id there")),
-            Ok(_) => Err(network_error("it gave an answer of another kind")),
+            Ok(_) => Err(unreachable("it gave an answer of another kind")),
             Err(e) => Err(RPCError::Unreachable(Unreachable::new(&e))),
         }
     }
 }
 
-fn network_error<E: std::error::Error>(reason: &str) -> Failed<E> {
-    RPCError::Network(NetworkError::new(&AnyError::error(reason)))
+/// A call that failed, however it did. Raft repeats any other error than this one at once: a node that refuses each call,
+/// as one whose disk is full does, would keep both machines busy with nothing else.
+fn unreachable<E: std::error::Error>(reason: &str) -> Failed<E> {
+    RPCError::Unreachable(Unreachable::new(&AnyError::error(reason)))
 }
 
 fn other_kind<E: std::error::Error>() -> Failed<E> {
-    network_error("it gave an answer to another call")
+    unreachable("it gave an answer to another call")
 }
 
 impl RaftNetwork<Types> for Link {
@@ -115,5 +116,32 @@ impl RaftNetwork<Types> for Link {
 
     fn backoff(&self) -> Backoff {
         Backoff::new(std::iter::repeat(BACKOFF))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+
+    use super::*;
+    use crate::consensus::network;
+
+    struct Refusing;
+
+    #[async_trait]
+    impl Network for Refusing {
+        async fn call(&self, _: &NodeId, _: Message, _: Duration) -> Result<Message, network::Unreachable> {
+            Ok(Message::RaftAnswer(RaftAnswer::Failed("the disk is full".into())))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_node_that_refuses_a_call_is_called_again_only_after_a_pause() {
+        let node = RaftNode { node: NodeId::try_from("a".to_owned()).ok() };
+        let mut links = Links { network: Arc::new(Refusing), group: GroupId(1) };
+        let mut link = links.new_client(2, &node).await;
+        let vote = VoteRequest { vote: openraft::Vote::new(1, 1), last_log_id: None };
+        let answer = link.vote(vote, RPCOption::new(Duration::from_secs(1))).await;
+        assert!(matches!(answer, Err(RPCError::Unreachable(_))), "{answer:?}");
     }
 }
