@@ -7,7 +7,7 @@
 //! ```
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -100,6 +100,14 @@ impl Service for Late {
     }
 }
 
+/// A state that can't be opened ends the start: what it held is others' to give, and the user's to throw away.
+fn state_failure(state: &Path, error: &redb::Error) -> Failure {
+    let text = format!("opening {}: {error}", state.display());
+    Failure::new(Exit::Failed, "state", text).fix(
+        "if the file is damaged, move it away: the node starts without it and is given the swarm's state by the others",
+    )
+}
+
 async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     let identity = Identity::load_or_create(&data.identity()).context("the node's identity")?;
     let state = state_path(data);
@@ -107,7 +115,7 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     if let Some(folder) = state.parent() {
         std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     }
-    let store = RaftStore::open(&state).with_context(|| format!("opening {}", state.display()))?;
+    let store = RaftStore::open(&state).map_err(|error| state_failure(&state, &error))?;
     let endpoint = bind_data(&options.data_listen)?;
     let listener = bind_http(&options.http).await?;
     let http = listener.local_addr()?;
@@ -153,7 +161,7 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     let directory = Directory::new(me.clone(), consensus.view(), swarm.table(), worker.clone());
     let view =
         LiveView::new(options.swarm.clone(), me.clone(), directory.clone(), consensus.clone(), files.clone());
-    let generate = SwarmGenerate::new(directory.clone(), channels, worker.clone());
+    let generate = SwarmGenerate::new(directory.clone(), channels, worker.clone(), options.stop.clone());
     let router = shoal_web::router(
         Arc::new(generate),
         Arc::new(view.clone()),

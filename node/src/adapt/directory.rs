@@ -123,6 +123,12 @@ impl Directory {
         self.view.borrow().state.instances.get(id).map(|desired| desired.digest.clone())
     }
 
+    /// Whether a node left the swarm, or was not heard of for so long that it counts as gone.
+    pub fn is_gone(&self, node: &NodeId) -> bool {
+        *node != self.me
+            && self.table.borrow().nodes.get(node).is_none_or(|entry| entry.state == NodeState::Gone)
+    }
+
     /// A failure of some rank of a placement, if there is one.
     pub fn failure(&self, placement: &Placement) -> Option<(NodeId, RankFailure)> {
         let table = self.table();

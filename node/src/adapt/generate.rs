@@ -13,6 +13,7 @@ use shoal_web::{
     ChatRequest, FinishReason, Generate, GenerateError, Generation, ServedModel, TokenEvent, Trace,
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use super::directory::{Directory, InstanceNow};
 use crate::channels::{Channels, Use};
@@ -30,6 +31,9 @@ const OPEN_DEADLINE: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(50);
 /// How often a request that waits for its instance looks at it, besides on changes.
 const LOOK: Duration = Duration::from_millis(500);
+/// How long the head of a running answer may be gone from the swarm before the answer is given up. A head that stands
+/// still (a machine that sleeps) closes no connection, so its channel alone would never say so.
+const HEAD_GONE: Duration = Duration::from_secs(2);
 /// When to ask again after the instance lost a node: placing and loading take about so long.
 const RETRY_AFTER_S: u32 = 2;
 
@@ -40,12 +44,13 @@ pub struct SwarmGenerate {
     channels: Channels,
     worker: Worker,
     remote: Arc<Semaphore>,
+    stop: CancellationToken,
 }
 
 impl SwarmGenerate {
-    /// Answers by the heads that `directory` knows.
-    pub fn new(directory: Directory, channels: Channels, worker: Worker) -> Self {
-        SwarmGenerate { directory, channels, worker, remote: Arc::new(Semaphore::new(REMOTE_SESSIONS)) }
+    /// Answers by the heads that `directory` knows, until `stop`: a node that leaves says so in each answer it passes on.
+    pub fn new(directory: Directory, channels: Channels, worker: Worker, stop: CancellationToken) -> Self {
+        SwarmGenerate { directory, channels, worker, remote: Arc::new(Semaphore::new(REMOTE_SESSIONS)), stop }
     }
 }
 
@@ -170,6 +175,11 @@ impl Conversation {
                 event = events.recv() => event,
                 // Dropping `events` is what tells the head.
                 () = self.events.closed() => return,
+                () = self.head_gone(&placement) => None,
+                () = self.generate.stop.cancelled() => {
+                    let text = "the node that passed the answer on is leaving; ask another".to_owned();
+                    return self.fail(GenerateError::NodeLost { text, retry_after_s: RETRY_AFTER_S }).await;
+                }
             };
             let Some(event) = event else {
                 let text = format!("the connection to the head of {} was lost; ask again", self.instance);
@@ -198,6 +208,19 @@ impl Conversation {
                     return self.tell(done).await;
                 }
                 Event::Failed(failure) => return self.fail(self.reason(failure)).await,
+            }
+        }
+    }
+
+    /// Returns once the head has been gone from the swarm for [`HEAD_GONE`].
+    async fn head_gone(&self, placement: &Placement) {
+        let mut since = None;
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let gone = placement.head().is_some_and(|head| self.generate.directory.is_gone(head));
+            since = gone.then(|| since.unwrap_or_else(Instant::now));
+            if since.is_some_and(|since| since.elapsed() >= HEAD_GONE) {
+                return;
             }
         }
     }
@@ -316,7 +339,8 @@ fn relay(mut channel: Channel, ask: &[u8], events: &mpsc::Sender<Event>) {
             Ok(true) => break,
             Ok(false) if Instant::now() < end && !events.is_closed() => {}
             Ok(false) => return channel.close(1),
-            Err(error) => return tracing::info!(%error, "a session ended before it began"),
+            // A head that refuses may have closed before the rest of this side's sending was done: its answer is there.
+            Err(error) => break tracing::debug!(%error, "a session ended while it began"),
         }
     }
     let mut message = Vec::new();
@@ -340,3 +364,6 @@ fn relay(mut channel: Channel, ask: &[u8], events: &mpsc::Sender<Event>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
