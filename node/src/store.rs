@@ -213,6 +213,8 @@ impl ModelStore {
             path,
         };
         if let Some(path) = self.find(&known) {
+            // Where what is found out about a file of the hub's cache is kept; without it is found out again each time.
+            let _ = fs::create_dir_all(&self.root);
             match blob::check(&self.root, model, &path, known.digest(), &mut watch) {
                 Ok(()) => return Ok(blob(path)),
                 Err(StoreError::Broken { why, .. }) if matches!(known, Known::Catalogue(_)) => {

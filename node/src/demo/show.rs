@@ -137,7 +137,8 @@ impl Show {
                 self.line(format_args!("  scheduler {}, agreed on after {after}", self.paint.green(name)));
             }
             Event::Placement { instance, stages, .. } => {
-                self.line(format_args!("  {instance} is split by memory:"));
+                let how = if stages.len() == 1 { "needs no split" } else { "is split by memory" };
+                self.line(format_args!("  {instance} {how}:"));
                 let layers = stages.last().map_or(0, |stage| stage.layers.end);
                 for stage in stages {
                     let range = show_layers(stage.layers);
