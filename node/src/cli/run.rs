@@ -200,9 +200,19 @@ fn serving<'a>(swarm: &'a Swarm, model: &str) -> Option<&'a str> {
 async fn first_text(stream: &mut ChatStream, progress: &mut ProgressLine) -> Result<ChatEvent, Failure> {
     loop {
         match stream.next().await? {
-            ChatEvent::Waiting(why) => progress.label(why),
+            ChatEvent::Waiting(why) => progress.label(in_words(&why)),
             event => return Ok(event),
         }
+    }
+}
+
+/// A comment of the stream for people.
+fn in_words(comment: &str) -> String {
+    match comment.split_once(' ') {
+        Some(("queued", before)) => format!("waiting: {before} requests come first"),
+        Some(("prefill", tokens)) => format!("reading {tokens} tokens"),
+        Some(("loading", bytes)) => format!("loading the model: {bytes}"),
+        _ => "thinking".to_owned(),
     }
 }
 
