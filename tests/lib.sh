@@ -1,7 +1,8 @@
 # What tests/run and the suites share; sourced by both. A suite may use:
 #
 #   step NAME COMMAND..      one check: passed if the command succeeds; its output goes to a log, shown if it fails
-#   cargo_tests PACKAGE [TEST-TARGET]   the tests of a package, or of one of its test files, each counted
+#   cargo_tests PACKAGE [TEST-TARGET]   the tests of a package, or of one of its test files (its own name: of its library),
+#                                       each counted
 #   pytest_suite FOLDER      the Python tests in a folder, each counted
 #   skip REASON              ends the suite as skipped
 #   need_build, need_model, need_python PACKAGE..   what must be there first
@@ -122,7 +123,13 @@ cargo_tests() { # PACKAGE [TEST-TARGET]
     log="$SUITE_DIR/$1${2:+-$2}.log"
     [ -n "${2:-}" ] && shown="$1 $2"
     if cargo nextest --version >/dev/null 2>&1; then
-        local expression="package($1)${2:+ and binary($2)}"
+        local expression="package($1)"
+        # A package's own name stands for the tests in its library.
+        case "${2:-}" in
+            "") ;;
+            "$1") expression="$expression and kind(lib)" ;;
+            *) expression="$expression and binary($2)" ;;
+        esac
         # The whole workspace is named so that the build is the one that there is.
         ${SANDBOX:-} cargo nextest run --release --workspace --no-fail-fast ${TEST_THREADS:+--test-threads "$TEST_THREADS"} \
             --success-output "${SHOW:-never}" --failure-output final -E "$expression" 2>&1 | tee "$log" | show_tests

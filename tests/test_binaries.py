@@ -13,6 +13,8 @@ for line in sys.stdin:
     with open(message["manifest_path"]) as manifest:
         if f'name = "{package}"' not in manifest.read().splitlines():
             continue
-    if target and message["target"]["name"] != target:
+    if target == package and "lib" not in message["target"]["kind"]:
+        continue
+    if target and target != package and message["target"]["name"] != target:
         continue
     print(message["executable"], folder)

@@ -362,11 +362,11 @@ mod tests {
     #[test]
     fn needs_round_up_and_offers_round_down() {
         assert_eq!(
-            (bytes(1), bytes(1023), bytes(1024), bytes(1025)),
-            ("1 byte".into(), "1023 bytes".into(), "1.0 KiB".into(), "1.1 KiB".into())
+            (bytes(1), bytes(999), bytes(1000), bytes(1001)),
+            ("1 byte".into(), "999 bytes".into(), "1.0 kB".into(), "1.1 kB".into())
         );
-        assert_eq!((bytes(100 << 20), bytes_down((100 << 20) + 1)), ("100.0 MiB".into(), "100.0 MiB".into()));
-        assert_eq!(bytes(3 << 29), "1.5 GiB");
+        assert_eq!((bytes(100_000_000), bytes_down(100_000_001)), ("100.0 MB".into(), "100.0 MB".into()));
+        assert_eq!(bytes(1_500_000_000), "1.5 GB");
     }
 
     #[test]
