@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::engine::status::Phase;
 use crate::swarm::record::{self, RankFailure};
-use crate::swarm::{NodeState, Table};
+use crate::swarm::{Gone, NodeState, Table};
 use crate::worker::{Running, Worker};
 
 /// The instances as this node sees them.
@@ -123,10 +123,12 @@ impl Directory {
         self.view.borrow().state.instances.get(id).map(|desired| desired.digest.clone())
     }
 
-    /// Whether a node left the swarm, or was not heard of for so long that it counts as gone.
-    pub fn is_gone(&self, node: &NodeId) -> bool {
-        *node != self.me
-            && self.table.borrow().nodes.get(node).is_none_or(|entry| entry.state == NodeState::Gone)
+    /// How a node left the swarm, if it is gone.
+    pub fn gone(&self, node: &NodeId) -> Option<Gone> {
+        let table = self.table.borrow();
+        let entry =
+            table.nodes.get(node).filter(|entry| *node != self.me && entry.state == NodeState::Gone)?;
+        Some(entry.gone.unwrap_or(Gone::Silent))
     }
 
     /// A failure of some rank of a placement, if there is one.

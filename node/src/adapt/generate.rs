@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::directory::{Directory, InstanceNow};
 use crate::channels::{Channels, Use};
 use crate::engine::session::{Ask, AskMessage, Event, Failure, Finish, MAX_ASK_BYTES, SESSION_EVENTS};
+use crate::swarm::Gone;
 use crate::wire;
 use crate::worker::{Submitted, Worker, target_of};
 
@@ -212,14 +213,14 @@ impl Conversation {
         }
     }
 
-    /// Returns once the head has been gone from the swarm for [`HEAD_GONE`].
+    /// Returns once the head's process has ended, or its node has been gone from the swarm for [`HEAD_GONE`].
     async fn head_gone(&self, placement: &Placement) {
         let mut since = None;
         loop {
             tokio::time::sleep(LOOK).await;
-            let gone = placement.head().is_some_and(|head| self.generate.directory.is_gone(head));
-            since = gone.then(|| since.unwrap_or_else(Instant::now));
-            if since.is_some_and(|since| since.elapsed() >= HEAD_GONE) {
+            let gone = placement.head().and_then(|head| self.generate.directory.gone(head));
+            since = gone.map(|_| since.unwrap_or_else(Instant::now));
+            if gone == Some(Gone::Closed) || since.is_some_and(|since| since.elapsed() >= HEAD_GONE) {
                 return;
             }
         }
