@@ -6,6 +6,7 @@
 //!                        hear: beats and losses     lead: plan    report: the record
 //! ```
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -196,7 +197,13 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
         data: endpoint.local_addr(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     })?;
-    println!("shoal is up: http://{http}/ node {me} ({}) in swarm {}", options.name, options.swarm);
+    // Whoever closed our stdout does not want the line; the node runs all the same.
+    let _ = writeln!(
+        std::io::stdout(),
+        "shoal is up: http://{http}/ node {me} ({}) in swarm {}",
+        options.name,
+        options.swarm
+    );
 
     let end = tokio::select! {
         () = options.stop.cancelled() => End::Stopped,
