@@ -4,7 +4,7 @@
 //! file of code. What a file asks for beyond that is refused by name, because leaving it out would compute a
 //! different model without anyone noticing.
 
-mod tensors;
+pub(crate) mod tensors;
 
 #[cfg(test)]
 mod tests;
@@ -93,8 +93,8 @@ pub enum ConfigError {
     },
 }
 
-/// A decoder-only transformer: RMSNorm before attention and before the gated MLP (SiLU), grouped-query attention with
-/// rotary positions, residual around both.
+/// A decoder-only transformer: RMSNorm before attention and before the gated MLP, grouped-query attention with rotary
+/// positions, residual around both; and what an architecture adds to that.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderConfig {
     /// `general.architecture`.
@@ -121,14 +121,58 @@ pub struct DecoderConfig {
     pub rotary: Rotary,
     /// Whether the output matrix is the embedding table.
     pub tied: bool,
+    /// Between the MLP's gate and its product with the other half.
+    pub activation: Activation,
+    /// By which rows of the embedding table are multiplied; the tied output matrix is not.
+    pub embedding_scale: f32,
+    /// By which the products of queries and keys are multiplied.
+    pub attention_scale: f32,
+    /// Whether something is added to queries, keys and values after their matrices.
+    pub qkv_bias: bool,
+    /// Whether each head of queries and keys goes through an RMSNorm before it is turned.
+    pub qk_norm: bool,
+    /// Whether what attention and MLP give goes through an RMSNorm before it is added to the residual stream.
+    pub post_norms: bool,
+    /// Layers that see only what is near; none where all see everything.
+    pub window: Option<Window>,
 }
 
-/// Rotary position embedding (Su et al., 2021, arXiv:2104.09864) over adjacent pairs of a head's first dimensions, as
-/// llama GGUF files lay them out.
+/// What bends the MLP's gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// GELU by its approximation with tanh (Hendrycks and Gimpel, 2016, arXiv:1606.08415).
+    GeluTanh,
+}
+
+/// Which dimensions of a head a rotary turn takes together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pairs {
+    /// `2i` and `2i + 1`: llama GGUF files have their queries and keys in this order.
+    Adjacent,
+    /// `i` and `i + dims / 2`.
+    Halves,
+}
+
+/// Layers that see only the last tokens, with one that sees everything after every `period - 1` of them (Gemma 3).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Window {
+    /// Positions that a token sees, its own included.
+    pub tokens: u32,
+    /// Each `period`-th layer sees everything and turns by the model's [`Rotary`].
+    pub period: u32,
+    /// The base of the other layers' wavelengths; their positions are not divided.
+    pub theta: f32,
+}
+
+/// Rotary position embedding (Su et al., 2021, arXiv:2104.09864) over pairs of a head's first dimensions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rotary {
     /// Dimensions turned, from the head's beginning; even.
     pub dims: u32,
+    /// Which of them are turned together.
+    pub pairs: Pairs,
     /// The base of the wavelengths.
     pub theta: f32,
     /// Positions are divided by this (linear scaling); 1 leaves them.
@@ -197,10 +241,22 @@ impl DecoderConfig {
             norm_eps: keys.float("attention.layer_norm_rms_epsilon", 0.0..=1.0)?,
             rotary: keys.rotary(head_dim, file.tensor(ROPE_FACTORS).is_some())?,
             tied: file.tensor(OUTPUT).is_none(),
+            activation: Activation::Silu,
+            embedding_scale: 1.0,
+            attention_scale: 1.0 / (head_dim as f32).sqrt(),
+            qkv_bias: false,
+            qk_norm: false,
+            post_norms: false,
+            window: None,
             architecture,
         };
         tensors::check(file, &config)?;
         Ok(config)
+    }
+
+    /// The window of a layer; none where it sees everything.
+    pub fn window_of(&self, layer: u32) -> Option<&Window> {
+        self.window.as_ref().filter(|window| layer % window.period != window.period - 1)
     }
 }
 
@@ -260,7 +316,7 @@ impl Keys<'_> {
                 return Err(ConfigError::Unsupported { key: self.key("rope.scaling.type"), what });
             }
         };
-        Ok(Rotary { dims, theta, divisor, factors })
+        Ok(Rotary { dims, pairs: Pairs::Adjacent, theta, divisor, factors })
     }
 
     /// Refuses what would change the answers if it were left out.

@@ -20,9 +20,19 @@ pub(crate) const FFN_GATE: &str = "ffn_gate";
 pub(crate) const FFN_UP: &str = "ffn_up";
 pub(crate) const FFN_DOWN: &str = "ffn_down";
 
+pub(crate) const ATTN_Q_NORM: &str = "attn_q_norm";
+pub(crate) const ATTN_K_NORM: &str = "attn_k_norm";
+pub(crate) const POST_ATTENTION_NORM: &str = "post_attention_norm";
+pub(crate) const POST_FFN_NORM: &str = "post_ffw_norm";
+
 /// The full name of a layer's tensor.
 pub(crate) fn layer_tensor(layer: u32, name: &str) -> String {
     format!("blk.{layer}.{name}.weight")
+}
+
+/// The full name of what is added after a layer's matrix.
+pub(crate) fn layer_bias(layer: u32, name: &str) -> String {
+    format!("blk.{layer}.{name}.bias")
 }
 
 /// Checks that a file has the tensors of `config` in their dimensions, and no others.
@@ -69,6 +79,19 @@ pub(super) fn check(file: &ModelFile, config: &DecoderConfig) -> Result<(), Conf
             (FFN_DOWN, &[feed_forward, hidden]),
         ] {
             expect(layer_tensor(layer, name), dimensions)?;
+        }
+        if config.qkv_bias {
+            for (name, width) in [(ATTN_Q, queries), (ATTN_K, keys), (ATTN_V, keys)] {
+                expect(layer_bias(layer, name), &[width])?;
+            }
+        }
+        if config.qk_norm {
+            expect(layer_tensor(layer, ATTN_Q_NORM), &[head_dim])?;
+            expect(layer_tensor(layer, ATTN_K_NORM), &[head_dim])?;
+        }
+        if config.post_norms {
+            expect(layer_tensor(layer, POST_ATTENTION_NORM), &[hidden])?;
+            expect(layer_tensor(layer, POST_FFN_NORM), &[hidden])?;
         }
     }
     match file.tensors().find(|(name, _)| !known.contains(*name)) {

@@ -1,6 +1,6 @@
 use std::io::Write;
 
-use super::{ConfigError, DecoderConfig, Rotary};
+use super::{ConfigError, DecoderConfig, Pairs, Rotary};
 use crate::gguf::writer::GgufWriter;
 use crate::gguf::{ModelFile, TensorType};
 use crate::synthetic::SyntheticModel;
@@ -17,7 +17,10 @@ fn describes_a_model() {
     let config = config_of(&SyntheticModel::default().gguf()).unwrap();
     assert_eq!((config.layers, config.hidden, config.vocab, config.max_context), (6, 64, 320, 1024));
     assert_eq!((config.heads, config.kv_heads, config.head_dim), (4, 2, 16));
-    assert_eq!(config.rotary, Rotary { dims: 16, theta: 10_000.0, divisor: 1.0, factors: false });
+    let rotary = Rotary { dims: 16, pairs: Pairs::Adjacent, theta: 10_000.0, divisor: 1.0, factors: false };
+    assert_eq!(config.rotary, rotary);
+    assert_eq!(config.attention_scale, 0.25);
+    assert_eq!(config.window_of(5), None);
     assert!(config.tied);
     let untied = SyntheticModel { tied: false, ..SyntheticModel::default() };
     assert!(!config_of(&untied.gguf()).unwrap().tied);
