@@ -4,6 +4,7 @@
 //! file of code. What a file asks for beyond that is refused by name, because leaving it out would compute a
 //! different model without anyone noticing.
 
+mod architecture;
 pub(crate) mod tensors;
 
 #[cfg(test)]
@@ -12,6 +13,7 @@ mod tests;
 use std::ops::RangeInclusive;
 
 use crate::gguf::{Metadata, MetadataError, ModelFile};
+use architecture::Architecture;
 
 pub(crate) use tensors::{
     ATTN_K, ATTN_NORM, ATTN_OUTPUT, ATTN_Q, ATTN_V, EMBEDDING, FFN_DOWN, FFN_GATE, FFN_NORM, FFN_UP, OUTPUT,
@@ -19,7 +21,7 @@ pub(crate) use tensors::{
 };
 
 /// Architectures that [`DecoderConfig::from_gguf`] can describe.
-pub const ARCHITECTURES: [&str; 1] = ["llama"];
+pub const ARCHITECTURES: [&str; 3] = architecture::NAMES;
 
 /// Why a model file cannot be run.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -186,11 +188,10 @@ impl DecoderConfig {
     pub fn from_gguf(file: &ModelFile) -> Result<DecoderConfig, ConfigError> {
         let metadata = file.metadata();
         const ARCHITECTURE: &str = "general.architecture";
-        let architecture = Metadata::required(ARCHITECTURE, metadata.string(ARCHITECTURE)?)?.to_owned();
-        if !ARCHITECTURES.contains(&architecture.as_str()) {
-            return Err(ConfigError::UnknownArchitecture { found: architecture });
-        }
-        let keys = Keys { metadata, architecture: &architecture };
+        let name = Metadata::required(ARCHITECTURE, metadata.string(ARCHITECTURE)?)?;
+        let architecture = architecture::named(name)
+            .ok_or_else(|| ConfigError::UnknownArchitecture { found: name.to_owned() })?;
+        let keys = Keys { metadata, architecture };
         keys.refuse_unsupported()?;
 
         let hidden = keys.required("embedding_length", 1..=1 << 17)?;
@@ -229,8 +230,9 @@ impl DecoderConfig {
             return Err(keys.range("vocab_size", stated, expected));
         }
 
+        let layers = keys.required("block_count", 1..=1 << 12)?;
         let config = DecoderConfig {
-            layers: keys.required("block_count", 1..=1 << 12)?,
+            layers,
             hidden,
             feed_forward: keys.required("feed_forward_length", 1..=1 << 20)?,
             heads,
@@ -241,14 +243,14 @@ impl DecoderConfig {
             norm_eps: keys.float("attention.layer_norm_rms_epsilon", 0.0..=1.0)?,
             rotary: keys.rotary(head_dim, file.tensor(ROPE_FACTORS).is_some())?,
             tied: file.tensor(OUTPUT).is_none(),
-            activation: Activation::Silu,
-            embedding_scale: 1.0,
-            attention_scale: 1.0 / (head_dim as f32).sqrt(),
-            qkv_bias: false,
-            qk_norm: false,
-            post_norms: false,
-            window: None,
-            architecture,
+            activation: architecture.activation,
+            embedding_scale: if architecture.scales_embedding { (hidden as f32).sqrt() } else { 1.0 },
+            attention_scale: keys.attention_scale(layers, hidden / heads, head_dim)?,
+            qkv_bias: architecture.qkv_bias,
+            qk_norm: architecture.qk_norm,
+            post_norms: architecture.post_norms,
+            window: keys.window()?,
+            architecture: architecture.name.to_owned(),
         };
         tensors::check(file, &config)?;
         Ok(config)
@@ -260,15 +262,19 @@ impl DecoderConfig {
     }
 }
 
+/// What the base of the rotary wavelengths may be.
+const THETAS: RangeInclusive<f32> = 1.0..=1e12;
+const SLIDING_WINDOW: &str = "attention.sliding_window";
+
 /// The metadata of one architecture.
 struct Keys<'a> {
     metadata: &'a Metadata,
-    architecture: &'a str,
+    architecture: &'static Architecture,
 }
 
 impl Keys<'_> {
     fn key(&self, name: &str) -> String {
-        format!("{}.{name}", self.architecture)
+        format!("{}.{name}", self.architecture.name)
     }
 
     fn range(&self, name: &str, found: impl ToString, expected: String) -> ConfigError {
@@ -288,12 +294,15 @@ impl Keys<'_> {
     }
 
     fn float(&self, name: &str, range: RangeInclusive<f32>) -> Result<f32, ConfigError> {
-        let key = self.key(name);
-        let found = Metadata::required(&key, self.metadata.float(&key)?)? as f32;
-        if !range.contains(&found) {
-            return Err(self.range(name, found, format!("{} to {}", range.start(), range.end())));
+        Ok(Metadata::required(&self.key(name), self.optional_float(name, range)?)?)
+    }
+
+    fn optional_float(&self, name: &str, range: RangeInclusive<f32>) -> Result<Option<f32>, ConfigError> {
+        let Some(found) = self.metadata.float(&self.key(name))? else { return Ok(None) };
+        match Some(found as f32).filter(|found| range.contains(found)) {
+            Some(found) => Ok(Some(found)),
+            None => Err(self.range(name, found, format!("{} to {}", range.start(), range.end()))),
         }
-        Ok(found)
     }
 
     fn rotary(&self, head_dim: u32, factors: bool) -> Result<Rotary, ConfigError> {
@@ -303,10 +312,7 @@ impl Keys<'_> {
         }
         // The base that the original LLaMA was trained with; files of it do not say.
         const DEFAULT_THETA: f32 = 10_000.0;
-        let theta = match self.metadata.float(&self.key("rope.freq_base"))? {
-            Some(_) => self.float("rope.freq_base", 1.0..=1e12)?,
-            None => DEFAULT_THETA,
-        };
+        let theta = self.optional_float("rope.freq_base", THETAS)?.unwrap_or(DEFAULT_THETA);
         let scaling = self.metadata.string(&self.key("rope.scaling.type"))?.unwrap_or("none");
         let divisor = match scaling {
             "none" => 1.0,
@@ -316,17 +322,40 @@ impl Keys<'_> {
                 return Err(ConfigError::Unsupported { key: self.key("rope.scaling.type"), what });
             }
         };
-        Ok(Rotary { dims, pairs: Pairs::Adjacent, theta, divisor, factors })
+        let factors = factors && self.architecture.rope_factors;
+        Ok(Rotary { dims, pairs: self.architecture.pairs, theta, divisor, factors })
+    }
+
+    /// By `1 / sqrt(width)`, where the file says nothing else.
+    fn attention_scale(&self, layers: u32, row_per_head: u32, head_dim: u32) -> Result<f32, ConfigError> {
+        let wide = self.architecture.wide_attention == Some(layers);
+        let width = if wide { row_per_head } else { head_dim };
+        let stated = self.optional_float("attention.scale", 1e-6..=1e3)?;
+        Ok(stated.unwrap_or(1.0 / (width as f32).sqrt()))
+    }
+
+    fn window(&self) -> Result<Option<Window>, ConfigError> {
+        let Some(windows) = &self.architecture.windows else { return Ok(None) };
+        Ok(Some(Window {
+            tokens: self.required(SLIDING_WINDOW, 1..=1 << 24)?,
+            period: self.optional("attention.sliding_window_pattern", 1..=1 << 12)?.unwrap_or(windows.period),
+            theta: self.optional_float("rope.freq_base_swa", THETAS)?.unwrap_or(windows.theta),
+        }))
     }
 
     /// Refuses what would change the answers if it were left out.
     fn refuse_unsupported(&self) -> Result<(), ConfigError> {
         for (name, what) in [
             ("expert_count", "a mixture of experts"),
-            ("attention.sliding_window", "sliding-window attention"),
+            (SLIDING_WINDOW, "sliding-window attention"),
             ("attention.max_alibi_bias", "ALiBi positions"),
             ("attention.clamp_kqv", "clamped attention"),
+            ("attn_logit_softcapping", "capped attention"),
+            ("final_logit_softcapping", "capped logits"),
         ] {
+            if name == SLIDING_WINDOW && self.architecture.windows.is_some() {
+                continue;
+            }
             if self.metadata.float(&self.key(name))?.is_some_and(|value| value != 0.0) {
                 return Err(ConfigError::Unsupported { key: self.key(name), what: what.to_owned() });
             }
@@ -335,7 +364,6 @@ impl Keys<'_> {
             ("logit_scale", "scaled logits"),
             ("residual_scale", "scaled residuals"),
             ("embedding_scale", "scaled embeddings"),
-            ("attention.scale", "a scale of attention of its own"),
         ] {
             if self.metadata.get(&self.key(name)).is_some() {
                 return Err(ConfigError::Unsupported { key: self.key(name), what: what.to_owned() });

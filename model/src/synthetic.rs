@@ -18,9 +18,36 @@ const CHAT_TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + me
     message['content'] + '<|im_end|>' + '\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
+/// Which architecture a made-up model has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// `llama`.
+    Llama,
+    /// `qwen2`.
+    Qwen2,
+    /// `gemma3`.
+    Gemma3,
+}
+
+impl Family {
+    /// All of them.
+    pub const ALL: [Family; 3] = [Family::Llama, Family::Qwen2, Family::Gemma3];
+
+    /// Its name in model files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::Llama => "llama",
+            Family::Qwen2 => "qwen2",
+            Family::Gemma3 => "gemma3",
+        }
+    }
+}
+
 /// The shape of a made-up model.
 #[derive(Debug, Clone)]
 pub struct SyntheticModel {
+    /// The architecture.
+    pub family: Family,
     /// Layers.
     pub layers: u32,
     /// Width; a multiple of 32 (of 256 for a K type).
@@ -31,12 +58,20 @@ pub struct SyntheticModel {
     pub heads: u32,
     /// Key and value heads.
     pub kv_heads: u32,
+    /// Width of a head; `hidden / heads` if none.
+    pub head_dim: Option<u32>,
+    /// Gemma 3: the positions that a layer with a window sees.
+    pub window: u32,
+    /// Gemma 3: each layer of this number sees everything.
+    pub period: u32,
     /// Tokens of the vocabulary.
     pub vocab: u32,
     /// `context_length`.
     pub context: u32,
     /// How matrices are stored.
     pub matrices: TensorType,
+    /// Matrices that are stored otherwise, by the beginning of their names: `blk.1.ffn_down`, `output`. The first that fits.
+    pub mixture: Vec<(&'static str, TensorType)>,
     /// How the embedding table is stored.
     pub embedding: TensorType,
     /// Whether the output matrix is the embedding table.
@@ -49,14 +84,19 @@ impl Default for SyntheticModel {
     /// Six layers of 64, in the types of the model that the demonstration uses.
     fn default() -> Self {
         SyntheticModel {
+            family: Family::Llama,
             layers: 6,
             hidden: 64,
             feed_forward: 96,
             heads: 4,
             kv_heads: 2,
+            head_dim: None,
+            window: 5,
+            period: 3,
             vocab: 320,
             context: 1024,
             matrices: TensorType::Q4_1,
+            mixture: Vec::new(),
             embedding: TensorType::Q8_0,
             tied: true,
             seed: 1,
@@ -68,55 +108,91 @@ impl SyntheticModel {
     /// The model file.
     pub fn gguf(&self) -> GgufWriter {
         let mut writer = GgufWriter::new();
-        writer
-            .string("general.architecture", "llama")
-            .string("general.name", "synthetic")
-            .integer("llama.block_count", self.layers)
-            .integer("llama.context_length", self.context)
-            .integer("llama.embedding_length", self.hidden)
-            .integer("llama.feed_forward_length", self.feed_forward)
-            .integer("llama.attention.head_count", self.heads)
-            .integer("llama.attention.head_count_kv", self.kv_heads)
-            .integer("llama.rope.dimension_count", self.hidden / self.heads)
-            .float("llama.rope.freq_base", 10_000.0)
-            .float("llama.attention.layer_norm_rms_epsilon", 1e-5);
+        self.describe(&mut writer);
         self.vocabulary(&mut writer);
         let mut random = Random(self.seed);
-        let keys = self.hidden / self.heads * self.kv_heads;
-        let embedding = self.matrix(&mut random, self.embedding, self.hidden, self.vocab);
-        add(&mut writer, "token_embd.weight", self.embedding, &[self.hidden, self.vocab], &embedding);
+        self.matrix(&mut writer, &mut random, "token_embd", self.embedding, self.hidden, self.vocab);
+        let head_dim = self.head_width();
+        let (queries, keys) = (head_dim * self.heads, head_dim * self.kv_heads);
         for layer in 0..self.layers {
             for (name, inputs, outputs) in [
-                ("attn_q", self.hidden, self.hidden),
+                ("attn_q", self.hidden, queries),
                 ("attn_k", self.hidden, keys),
                 ("attn_v", self.hidden, keys),
-                ("attn_output", self.hidden, self.hidden),
+                ("attn_output", queries, self.hidden),
                 ("ffn_gate", self.hidden, self.feed_forward),
                 ("ffn_up", self.hidden, self.feed_forward),
                 ("ffn_down", self.feed_forward, self.hidden),
             ] {
-                let data = self.matrix(&mut random, self.matrices, inputs, outputs);
-                let name = format!("blk.{layer}.{name}.weight");
-                add(&mut writer, &name, self.matrices, &[inputs, outputs], &data);
+                let name = format!("blk.{layer}.{name}");
+                self.matrix(&mut writer, &mut random, &name, self.matrices, inputs, outputs);
             }
-            for name in ["attn_norm", "ffn_norm"] {
-                let data = self.norm(&mut random);
-                add(
-                    &mut writer,
-                    &format!("blk.{layer}.{name}.weight"),
-                    TensorType::F32,
-                    &[self.hidden],
-                    &data,
-                );
+            let mut vectors = vec![("attn_norm.weight", self.hidden), ("ffn_norm.weight", self.hidden)];
+            match self.family {
+                Family::Llama => {}
+                Family::Qwen2 => {
+                    vectors.extend([("attn_q.bias", queries), ("attn_k.bias", keys), ("attn_v.bias", keys)]);
+                }
+                Family::Gemma3 => vectors.extend([
+                    ("attn_q_norm.weight", head_dim),
+                    ("attn_k_norm.weight", head_dim),
+                    ("post_attention_norm.weight", self.hidden),
+                    ("post_ffw_norm.weight", self.hidden),
+                ]),
+            }
+            for (name, width) in vectors {
+                let around = if name.ends_with("bias") { 0.0 } else { 1.0 };
+                vector(&mut writer, &mut random, &format!("blk.{layer}.{name}"), around, width);
             }
         }
-        let data = self.norm(&mut random);
-        add(&mut writer, "output_norm.weight", TensorType::F32, &[self.hidden], &data);
+        vector(&mut writer, &mut random, "output_norm.weight", 1.0, self.hidden);
         if !self.tied {
-            let data = self.matrix(&mut random, self.matrices, self.hidden, self.vocab);
-            add(&mut writer, "output.weight", self.matrices, &[self.hidden, self.vocab], &data);
+            self.matrix(&mut writer, &mut random, "output", self.matrices, self.hidden, self.vocab);
         }
         writer
+    }
+
+    fn head_width(&self) -> u32 {
+        self.head_dim.unwrap_or(self.hidden / self.heads)
+    }
+
+    /// The shape, as metadata.
+    fn describe(&self, writer: &mut GgufWriter) {
+        let architecture = self.family.name();
+        let key = |name: &str| format!("{architecture}.{name}");
+        writer
+            .string("general.architecture", architecture)
+            .string("general.name", "synthetic")
+            .integer(&key("block_count"), self.layers)
+            .integer(&key("context_length"), self.context)
+            .integer(&key("embedding_length"), self.hidden)
+            .integer(&key("feed_forward_length"), self.feed_forward)
+            .integer(&key("attention.head_count"), self.heads)
+            .integer(&key("attention.head_count_kv"), self.kv_heads)
+            .float(&key("attention.layer_norm_rms_epsilon"), 1e-5);
+        if let Some(head_dim) = self.head_dim {
+            writer
+                .integer(&key("attention.key_length"), head_dim)
+                .integer(&key("attention.value_length"), head_dim);
+        }
+        match self.family {
+            Family::Llama => {
+                writer
+                    .integer(&key("rope.dimension_count"), self.head_width())
+                    .float(&key("rope.freq_base"), 10_000.0);
+            }
+            Family::Qwen2 => {
+                writer.float(&key("rope.freq_base"), 1_000_000.0);
+            }
+            Family::Gemma3 => {
+                writer
+                    .float(&key("rope.freq_base"), 1_000_000.0)
+                    .string(&key("rope.scaling.type"), "linear")
+                    .float(&key("rope.scaling.factor"), 8.0)
+                    .integer(&key("attention.sliding_window"), self.window)
+                    .integer(&key("attention.sliding_window_pattern"), self.period);
+            }
+        }
     }
 
     /// Writes the model file to `path`.
@@ -151,21 +227,28 @@ impl SyntheticModel {
     }
 
     /// Weights of about unit gain, so that activations neither die nor explode over the layers.
-    fn matrix(&self, random: &mut Random, kind: TensorType, inputs: u32, outputs: u32) -> Vec<u8> {
+    fn matrix(
+        &self,
+        writer: &mut GgufWriter,
+        random: &mut Random,
+        name: &str,
+        kind: TensorType,
+        inputs: u32,
+        outputs: u32,
+    ) {
+        let other = self.mixture.iter().find(|(beginning, _)| name.starts_with(beginning));
+        let kind = other.map_or(kind, |&(_, other)| other);
         let scale = (3.0 / inputs as f32).sqrt();
         let weights: Vec<f32> = (0..inputs * outputs).map(|_| random.uniform() * scale).collect();
-        encode(kind, &weights)
-    }
-
-    fn norm(&self, random: &mut Random) -> Vec<u8> {
-        let weights: Vec<f32> = (0..self.hidden).map(|_| 1.0 + 0.1 * random.uniform()).collect();
-        encode(TensorType::F32, &weights)
+        let dimensions = [inputs.into(), outputs.into()];
+        writer.tensor(&format!("{name}.weight"), kind, &dimensions, &encode(kind, &weights));
     }
 }
 
-fn add(writer: &mut GgufWriter, name: &str, kind: TensorType, dimensions: &[u32], data: &[u8]) {
-    let dimensions: Vec<u64> = dimensions.iter().copied().map(u64::from).collect();
-    writer.tensor(name, kind, &dimensions, data);
+/// Numbers around one.
+fn vector(writer: &mut GgufWriter, random: &mut Random, name: &str, around: f32, width: u32) {
+    let numbers: Vec<f32> = (0..width).map(|_| around + 0.1 * random.uniform()).collect();
+    writer.tensor(name, TensorType::F32, &[width.into()], &encode(TensorType::F32, &numbers));
 }
 
 /// Stores numbers in a type; their count must be a multiple of [`TensorType::block_elements`].

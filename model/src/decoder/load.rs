@@ -116,6 +116,10 @@ impl Decoder {
     pub(crate) fn load(loading: &Loading<'_>, progress: &mut dyn FnMut(u64)) -> Result<Decoder, LoadError> {
         let &Loading { file, ref layers, context, slots, threads, rows } = loading;
         let config = DecoderConfig::from_gguf(file)?;
+        // This decoder does not compute what the others add.
+        if config.architecture != "llama" {
+            return Err(ConfigError::UnknownArchitecture { found: config.architecture }.into());
+        }
         if layers.start >= layers.end || layers.end > config.layers {
             let (start, end) = (layers.start, layers.end);
             return Err(LoadError::Layers { start, end, layers: config.layers });
