@@ -23,6 +23,7 @@ pub mod footprint;
 pub mod gguf;
 mod kernels;
 mod kv;
+pub mod reference;
 pub mod sampling;
 pub mod shard;
 pub mod step;

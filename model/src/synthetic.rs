@@ -105,6 +105,23 @@ impl Default for SyntheticModel {
 }
 
 impl SyntheticModel {
+    /// The smallest shape with all that a family has, in F32.
+    pub fn of(family: Family) -> SyntheticModel {
+        let plain = SyntheticModel {
+            family,
+            matrices: TensorType::F32,
+            embedding: TensorType::F32,
+            ..SyntheticModel::default()
+        };
+        match family {
+            Family::Llama | Family::Qwen2 => plain,
+            // Layers with and without a window, in the period of the real ones; heads wider than `hidden / heads`.
+            Family::Gemma3 => {
+                SyntheticModel { layers: 7, kv_heads: 1, head_dim: Some(32), period: 6, ..plain }
+            }
+        }
+    }
+
     /// The model file.
     pub fn gguf(&self) -> GgufWriter {
         let mut writer = GgufWriter::new();

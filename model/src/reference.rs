@@ -1,0 +1,332 @@
+//! The decoder once more, in operations of `candle`: one tensor at a time, nothing fused, activations in f32.
+//!
+//! It serves two ends. It is what the kernels of the CPU decoder are tested against: the same [`DecoderConfig`], other
+//! code. And it is the way to devices that have no kernels of ours: with the features `metal` and `cuda` a
+//! [`Device`] may be one of these. On the CPU the matrices are dequantised and every product is one of f32, so that what
+//! differs from it differs by its own rounding; on other devices they stay as the file stores them, because memory is
+//! short there.
+//!
+//! Tensors are of rows: `(rows, width)`; heads make `(rows, heads, width of a head)` of it.
+
+mod load;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use candle_core::quantized::QMatMul;
+use candle_core::{D, DType, Module};
+pub use candle_core::{Device, Tensor};
+
+use crate::config::{Activation, ConfigError, DecoderConfig, Pairs};
+pub use load::Weights;
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+pub enum ReferenceError {
+    /// The file is no model that this version runs.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Layers that the model does not have.
+    #[error("layers {} to {} were asked for, of a model of {layers}; ask for layers that it has", .asked.start, .asked.end)]
+    Layers {
+        /// Those asked for.
+        asked: Range<u32>,
+        /// Those of the model.
+        layers: u32,
+    },
+    /// A tensor that does not hold what its description says.
+    #[error("tensor \"{name}\" does not hold what its description says; load the file again")]
+    Tensor {
+        /// Its name.
+        name: String,
+    },
+    /// Positions beyond what the cache was made for, or with a gap before them.
+    #[error("positions {from} to {to} do not fit a cache that holds {held} of {context}; keep to its length")]
+    Positions {
+        /// The first one.
+        from: usize,
+        /// One past the last.
+        to: usize,
+        /// Positions that are in it.
+        held: usize,
+        /// Positions for which it has room.
+        context: usize,
+    },
+    /// A token that the vocabulary does not have.
+    #[error(
+        "token {token} is not one of the {vocab} of the vocabulary; the text was encoded for another model"
+    )]
+    Token {
+        /// The token.
+        token: u32,
+        /// Tokens that there are.
+        vocab: u32,
+    },
+    /// Something was asked of layers that do not hold it.
+    #[error("these layers hold no {what}; ask those that do")]
+    NotHeld {
+        /// The embedding table or the output matrix.
+        what: &'static str,
+    },
+    /// An operation failed: the device has no memory left, or does not do it.
+    #[error("the device could not compute a tensor; use another device or a smaller context")]
+    Device(#[from] candle_core::Error),
+}
+
+/// What comes after a matrix: its product, and a bias where the architecture has one.
+struct Projection {
+    matrix: QMatMul,
+    bias: Option<Tensor>,
+}
+
+impl Projection {
+    fn forward(&self, rows: &Tensor) -> candle_core::Result<Tensor> {
+        let product = self.matrix.forward(rows)?;
+        match &self.bias {
+            Some(bias) => product.broadcast_add(bias),
+            None => Ok(product),
+        }
+    }
+}
+
+/// RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467).
+struct Norm {
+    weights: Tensor,
+    eps: f64,
+}
+
+impl Norm {
+    /// Over the last dimension.
+    fn forward(&self, rows: &Tensor) -> candle_core::Result<Tensor> {
+        let mean = rows.sqr()?.mean_keepdim(D::Minus1)?;
+        rows.broadcast_div(&(mean + self.eps)?.sqrt()?)?.broadcast_mul(&self.weights)
+    }
+}
+
+/// One layer.
+struct Layer {
+    attn_norm: Norm,
+    q: Projection,
+    k: Projection,
+    v: Projection,
+    /// Of queries and of keys, where the architecture has them.
+    head_norms: Option<(Norm, Norm)>,
+    attn_output: QMatMul,
+    post_attention_norm: Option<Norm>,
+    ffn_norm: Norm,
+    gate: QMatMul,
+    up: QMatMul,
+    down: QMatMul,
+    post_ffn_norm: Option<Norm>,
+    /// Radians per position, of each pair.
+    frequencies: Box<[f64]>,
+    /// Positions that a token sees, its own included; none: all.
+    window: Option<usize>,
+}
+
+/// The last norm and the output matrix.
+struct Head {
+    norm: Norm,
+    matrix: QMatMul,
+}
+
+/// Some layers of a model on a device.
+pub struct Decoder {
+    config: DecoderConfig,
+    device: Device,
+    embedding: Option<QMatMul>,
+    layers: Vec<Layer>,
+    head: Option<Head>,
+}
+
+/// The keys and values of one sequence in a decoder's layers.
+pub struct Cache {
+    /// Of each layer, `(context, kv_heads, head_dim)`.
+    layers: Vec<(Tensor, Tensor)>,
+    held: usize,
+    context: usize,
+}
+
+impl Decoder {
+    /// What it computes.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// An empty cache for a sequence of at most `context` tokens.
+    pub fn cache(&self, context: usize) -> Result<Cache, ReferenceError> {
+        let shape = (context, self.config.kv_heads as usize, self.config.head_dim as usize);
+        let empty = || Tensor::zeros(shape, DType::F32, &self.device);
+        let layers = self.layers.iter().map(|_| Ok((empty()?, empty()?)));
+        Ok(Cache { layers: layers.collect::<candle_core::Result<_>>()?, held: 0, context })
+    }
+
+    /// Takes a whole model from tokens to logits: `(tokens, vocab)`. The first token is at position `pos`, and all before
+    /// it are in the cache; what the cache has from `pos` on is forgotten.
+    pub fn forward(&self, cache: &mut Cache, tokens: &[u32], pos: usize) -> Result<Tensor, ReferenceError> {
+        let rows = self.embed(tokens)?;
+        self.logits(&self.run(cache, &rows, pos)?)
+    }
+
+    /// The rows with which tokens enter the first layer.
+    pub fn embed(&self, tokens: &[u32]) -> Result<Tensor, ReferenceError> {
+        let table = self.embedding.as_ref().ok_or(ReferenceError::NotHeld { what: "embedding table" })?;
+        let vocab = self.config.vocab;
+        if let Some(&token) = tokens.iter().find(|&&token| token >= vocab) {
+            return Err(ReferenceError::Token { token, vocab });
+        }
+        let rows = table.embedding(&Tensor::new(tokens, &self.device)?)?;
+        Ok((rows * f64::from(self.config.embedding_scale))?)
+    }
+
+    /// Takes rows of consecutive positions through the layers.
+    pub fn run(&self, cache: &mut Cache, rows: &Tensor, pos: usize) -> Result<Tensor, ReferenceError> {
+        let (count, _) = rows.dims2()?;
+        let (held, context) = (cache.held, cache.context);
+        let end = pos.checked_add(count).filter(|&end| pos <= held && end <= context);
+        let end =
+            end.ok_or(ReferenceError::Positions { from: pos, to: pos.saturating_add(count), held, context })?;
+        let mut x = rows.clone();
+        for (layer, (keys, values)) in self.layers.iter().zip(&cache.layers) {
+            x = (&x + self.attend(layer, keys, values, &x, pos..end)?)?;
+            x = (&x + self.mlp(layer, &x)?)?;
+        }
+        cache.held = end;
+        Ok(x)
+    }
+
+    /// The logits of rows that have been through the last layer.
+    pub fn logits(&self, rows: &Tensor) -> Result<Tensor, ReferenceError> {
+        let head = self.head.as_ref().ok_or(ReferenceError::NotHeld { what: "output matrix" })?;
+        Ok(head.matrix.forward(&head.norm.forward(rows)?)?)
+    }
+
+    /// Grouped-query attention. Queries of one key head are neighbours: `(kv_heads, heads / kv_heads, rows, head_dim)`.
+    fn attend(
+        &self,
+        layer: &Layer,
+        keys: &Tensor,
+        values: &Tensor,
+        x: &Tensor,
+        positions: Range<usize>,
+    ) -> candle_core::Result<Tensor> {
+        let [heads, kv_heads, dim] =
+            [self.config.heads, self.config.kv_heads, self.config.head_dim].map(|n| n as usize);
+        let (rows, group) = (positions.len(), heads / kv_heads);
+        let normed = layer.attn_norm.forward(x)?;
+        let mut q = layer.q.forward(&normed)?.reshape((rows, heads, dim))?;
+        let mut k = layer.k.forward(&normed)?.reshape((rows, kv_heads, dim))?;
+        let v = layer.v.forward(&normed)?.reshape((rows, kv_heads, dim))?;
+        if let Some((q_norm, k_norm)) = &layer.head_norms {
+            q = q_norm.forward(&q)?;
+            k = k_norm.forward(&k)?;
+        }
+        let turns =
+            Turns::new(&layer.frequencies, positions.clone(), self.config.rotary.pairs, &self.device)?;
+        keys.slice_set(&turns.turn(&k)?.contiguous()?, 0, positions.start)?;
+        values.slice_set(&v.contiguous()?, 0, positions.start)?;
+
+        // What the first row sees, up to what the last one does.
+        let seen =
+            layer.window.map_or(0, |window| (positions.start + 1).saturating_sub(window))..positions.end;
+        let of_heads =
+            |cache: &Tensor| cache.narrow(0, seen.start, seen.len())?.transpose(0, 1)?.contiguous();
+        let q = turns.turn(&q)?.reshape((rows, kv_heads, group, dim))?.permute((1, 2, 0, 3))?;
+        let q = q.reshape((kv_heads, group * rows, dim))?;
+        let scores = (q.matmul(&of_heads(keys)?.t()?)? * f64::from(self.config.attention_scale))?;
+        let scores = scores.reshape((kv_heads, group, rows, seen.len()))?;
+        let weights =
+            softmax(&scores.broadcast_add(&mask(layer.window, positions, &seen, &self.device)?)?)?;
+        let weights = weights.reshape((kv_heads, group * rows, seen.len()))?;
+        let attended = weights.matmul(&of_heads(values)?)?.reshape((kv_heads, group, rows, dim))?;
+        let attended = attended.permute((2, 0, 1, 3))?.reshape((rows, heads * dim))?;
+        after(&layer.post_attention_norm, layer.attn_output.forward(&attended)?)
+    }
+
+    fn mlp(&self, layer: &Layer, x: &Tensor) -> candle_core::Result<Tensor> {
+        let normed = layer.ffn_norm.forward(x)?;
+        let gate = layer.gate.forward(&normed)?;
+        let bent = match self.config.activation {
+            Activation::Silu => gate.silu()?,
+            // By tanh; the one by the error function has another name.
+            Activation::GeluTanh => gate.gelu()?,
+        };
+        let product = (bent * layer.up.forward(&normed)?)?;
+        after(&layer.post_ffn_norm, layer.down.forward(&product)?)
+    }
+}
+
+fn after(norm: &Option<Norm>, rows: Tensor) -> candle_core::Result<Tensor> {
+    match norm {
+        Some(norm) => norm.forward(&rows),
+        None => Ok(rows),
+    }
+}
+
+/// Over the last dimension.
+fn softmax(scores: &Tensor) -> candle_core::Result<Tensor> {
+    let raised = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?)?.exp()?;
+    raised.broadcast_div(&raised.sum_keepdim(D::Minus1)?)
+}
+
+/// `(rows, seen)`: 0 where the row sees the position, minus infinity where it is yet to come or out of the window.
+fn mask(
+    window: Option<usize>,
+    positions: Range<usize>,
+    seen: &Range<usize>,
+    device: &Device,
+) -> candle_core::Result<Tensor> {
+    let shape = (positions.len(), seen.len());
+    let sees = |own: usize, other: usize| other <= own && window.is_none_or(|window| own - other < window);
+    let values = positions.flat_map(|own| {
+        seen.clone().map(move |other| if sees(own, other) { 0f32 } else { f32::NEG_INFINITY })
+    });
+    Tensor::from_vec(values.collect(), shape, device)
+}
+
+/// The turns of rotary positions: `(rows, 1, pairs)` each.
+struct Turns {
+    cos: Tensor,
+    sin: Tensor,
+    pairs: Pairs,
+}
+
+impl Turns {
+    fn new(
+        frequencies: &[f64],
+        positions: Range<usize>,
+        pairs: Pairs,
+        device: &Device,
+    ) -> candle_core::Result<Turns> {
+        let shape = (positions.len(), 1, frequencies.len());
+        let table = |of: fn(f64) -> f64| {
+            let turns = positions.clone().flat_map(|position| {
+                frequencies.iter().map(move |frequency| of(position as f64 * frequency) as f32)
+            });
+            Tensor::from_vec(turns.collect(), shape, device)
+        };
+        Ok(Turns { cos: table(f64::cos)?, sin: table(f64::sin)?, pairs })
+    }
+
+    /// Turns the first dimensions of `(rows, heads, head_dim)`.
+    fn turn(&self, heads: &Tensor) -> candle_core::Result<Tensor> {
+        let (rows, count, dim) = heads.dims3()?;
+        let pairs = self.cos.dim(D::Minus1)?;
+        let turned = heads.narrow(D::Minus1, 0, 2 * pairs)?.contiguous()?;
+        // Of each pair one is at 0 and one at 1 of this axis.
+        let (turned, axis) = match self.pairs {
+            Pairs::Adjacent => (turned.reshape((rows, count, pairs, 2))?, 3),
+            Pairs::Halves => (turned.reshape((rows, count, 2, pairs))?, 2),
+        };
+        let x = turned.narrow(axis, 0, 1)?.squeeze(axis)?;
+        let y = turned.narrow(axis, 1, 1)?.squeeze(axis)?;
+        let new_x = (x.broadcast_mul(&self.cos)? - y.broadcast_mul(&self.sin)?)?;
+        let new_y = (x.broadcast_mul(&self.sin)? + y.broadcast_mul(&self.cos)?)?;
+        let turned = Tensor::stack(&[new_x, new_y], axis)?.reshape((rows, count, 2 * pairs))?;
+        match dim - 2 * pairs {
+            0 => Ok(turned),
+            rest => Tensor::cat(&[&turned, &heads.narrow(D::Minus1, 2 * pairs, rest)?], D::Minus1),
+        }
+    }
+}

@@ -1,0 +1,194 @@
+use std::ops::Range;
+
+use super::*;
+use crate::gguf::{ModelFile, TensorType};
+use crate::synthetic::{Family, SyntheticModel};
+
+const TYPES: [TensorType; 13] = [
+    TensorType::F32,
+    TensorType::F16,
+    TensorType::BF16,
+    TensorType::Q4_0,
+    TensorType::Q4_1,
+    TensorType::Q5_0,
+    TensorType::Q5_1,
+    TensorType::Q8_0,
+    TensorType::Q2K,
+    TensorType::Q3K,
+    TensorType::Q4K,
+    TensorType::Q5K,
+    TensorType::Q6K,
+];
+
+fn open(model: &SyntheticModel) -> ModelFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    model.write(file.path()).unwrap();
+    ModelFile::open(file.path()).unwrap()
+}
+
+fn load(file: &ModelFile, layers: Range<u32>) -> Decoder {
+    Decoder::load(file, layers, &Device::Cpu).unwrap()
+}
+
+fn tokens(count: u32) -> Vec<u32> {
+    (0..count).map(|i| (i * 37 + 11) % 320).collect()
+}
+
+fn values(tensor: &Tensor) -> Vec<f32> {
+    tensor.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// The largest difference, of the largest value.
+fn error(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let largest = expected.iter().fold(0f32, |most, value| most.max(value.abs()));
+    found.iter().zip(expected).fold(0f32, |most, (a, b)| most.max((a - b).abs())) / largest
+}
+
+#[test]
+fn pieces_and_cuts_give_what_the_whole_does() {
+    for family in Family::ALL {
+        let model = SyntheticModel::of(family);
+        let file = open(&model);
+        let whole = load(&file, 0..model.layers);
+        let tokens = tokens(23);
+        let expected = values(&whole.forward(&mut whole.cache(23).unwrap(), &tokens, 0).unwrap());
+
+        let mut cache = whole.cache(23).unwrap();
+        // What comes too early is forgotten.
+        whole.forward(&mut cache, &[7; 20], 0).unwrap();
+        let mut found = Vec::new();
+        for piece in [0..1, 1..9, 9..10, 10..23] {
+            let logits = whole.forward(&mut cache, &tokens[piece.clone()], piece.start).unwrap();
+            found.extend(values(&logits));
+        }
+        assert!(error(&found, &expected) < 1e-5, "{family:?}");
+
+        let (first, last) = (load(&file, 0..2), load(&file, 2..model.layers));
+        let rows = first.embed(&tokens).unwrap();
+        let rows = first.run(&mut first.cache(23).unwrap(), &rows, 0).unwrap();
+        let rows = last.run(&mut last.cache(23).unwrap(), &rows, 0).unwrap();
+        assert_eq!(values(&last.logits(&rows).unwrap()), expected, "{family:?}");
+        assert!(matches!(first.logits(&rows), Err(ReferenceError::NotHeld { .. })));
+        assert!(matches!(last.embed(&tokens), Err(ReferenceError::NotHeld { .. })));
+    }
+}
+
+/// With windows in all layers nothing comes from further away than they reach together.
+#[test]
+fn a_window_ends() {
+    let logits_of_last = |first: u32, period: u32| {
+        let model = SyntheticModel { layers: 2, window: 4, period, ..SyntheticModel::of(Family::Gemma3) };
+        let file = open(&model);
+        let decoder = load(&file, 0..2);
+        let mut tokens = tokens(10);
+        // Two layers of 4 positions reach 6 back from position 9: not to position 2.
+        tokens[2] = first;
+        values(&decoder.forward(&mut decoder.cache(10).unwrap(), &tokens, 0).unwrap().get(9).unwrap())
+    };
+    assert_eq!(logits_of_last(5, 100), logits_of_last(6, 100));
+    assert_ne!(logits_of_last(5, 2), logits_of_last(6, 2), "a layer that sees everything");
+}
+
+#[test]
+fn every_type_is_read_and_multiplied() {
+    for (index, kind) in TYPES.into_iter().enumerate() {
+        let family = Family::ALL[index % 3];
+        let model = SyntheticModel {
+            hidden: 256,
+            feed_forward: 512,
+            heads: 8,
+            kv_heads: 2,
+            head_dim: None,
+            matrices: kind,
+            embedding: kind,
+            tied: index % 2 == 0,
+            ..SyntheticModel::of(family)
+        };
+        stored_is_near_dequantised(&model);
+    }
+    let mixture = vec![
+        ("output", TensorType::Q6K),
+        ("blk.1.", TensorType::Q5_1),
+        ("blk.0.ffn_down", TensorType::Q3K),
+        ("blk.0.attn_q", TensorType::F16),
+    ];
+    for family in Family::ALL {
+        stored_is_near_dequantised(&SyntheticModel {
+            hidden: 256,
+            feed_forward: 256,
+            mixture: mixture.clone(),
+            tied: false,
+            matrices: TensorType::Q5_0,
+            embedding: TensorType::Q4K,
+            ..SyntheticModel::of(family)
+        });
+    }
+}
+
+fn stored_is_near_dequantised(model: &SyntheticModel) {
+    let file = open(model);
+    let logits = |weights| {
+        let decoder = Decoder::load_as(weights, &file, 0..model.layers, &Device::Cpu).unwrap();
+        values(&decoder.forward(&mut decoder.cache(16).unwrap(), &tokens(16), 0).unwrap())
+    };
+    let error = error(&logits(Weights::Stored), &logits(Weights::Dequantised));
+    // Activations of 8 bits.
+    assert!(error < 0.05, "{error} {model:?}");
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let file = open(&SyntheticModel::default());
+    let decoder = load(&file, 0..6);
+    let mut cache = decoder.cache(4).unwrap();
+    let mut forward = |tokens: &[u32], pos| decoder.forward(&mut cache, tokens, pos).map(|_| ());
+    assert!(matches!(forward(&[320], 0), Err(ReferenceError::Token { token: 320, vocab: 320 })));
+    assert!(matches!(forward(&[1; 5], 0), Err(ReferenceError::Positions { to: 5, context: 4, .. })));
+    assert!(matches!(forward(&[1], 1), Err(ReferenceError::Positions { held: 0, .. })));
+    assert!(matches!(forward(&[1], usize::MAX), Err(ReferenceError::Positions { .. })));
+    forward(&[1; 4], 0).unwrap();
+    forward(&[1], 3).unwrap();
+    for layers in [0..7, 3..3, 6..7] {
+        let refused = Decoder::load(&file, layers, &Device::Cpu);
+        assert!(matches!(refused, Err(ReferenceError::Layers { layers: 6, .. })));
+    }
+}
+
+/// The CPU decoder's kernels beside the same operations of `candle`.
+#[test]
+fn the_kernels_agree() {
+    for (index, kind) in TYPES.into_iter().enumerate() {
+        kernels_agree(&SyntheticModel {
+            hidden: 256,
+            feed_forward: 256,
+            layers: 3,
+            matrices: kind,
+            embedding: kind,
+            tied: index % 2 == 0,
+            ..SyntheticModel::default()
+        });
+    }
+}
+
+fn kernels_agree(model: &SyntheticModel) {
+    use crate::decoder::{self, Loading, Rows};
+    let file = open(model);
+    let tokens = tokens(40);
+    let reference = load(&file, 0..model.layers);
+    let expected = reference.forward(&mut reference.cache(40).unwrap(), &tokens, 0).unwrap();
+    let loading =
+        Loading { file: &file, layers: 0..model.layers, context: 64, slots: 1, threads: 1, rows: 128 };
+    let mut kernels = decoder::Decoder::load(&loading, &mut |_| ()).unwrap();
+    kernels.forward(&[Rows { slot: 0, pos: 0, tokens: &tokens }], &[]).unwrap();
+    for row in [0, 17, 39] {
+        let error = error(kernels.logits(&[row]), &values(&expected.get(row).unwrap()));
+        // Activations of the matrices' own precision, 8 bits for blocks; a cache of 16.
+        let allowed = match model.matrices {
+            TensorType::F32 | TensorType::F16 => 2e-3,
+            TensorType::BF16 => 1e-2,
+            _ => 0.05,
+        };
+        assert!(error < allowed, "row {row}: {error} {model:?}");
+    }
+}
