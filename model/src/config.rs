@@ -16,8 +16,9 @@ use crate::gguf::{Metadata, MetadataError, ModelFile};
 use architecture::Architecture;
 
 pub(crate) use tensors::{
-    ATTN_K, ATTN_NORM, ATTN_OUTPUT, ATTN_Q, ATTN_V, EMBEDDING, FFN_DOWN, FFN_GATE, FFN_NORM, FFN_UP, OUTPUT,
-    OUTPUT_NORM, ROPE_FACTORS, layer_tensor,
+    ATTN_K, ATTN_K_NORM, ATTN_NORM, ATTN_OUTPUT, ATTN_Q, ATTN_Q_NORM, ATTN_V, EMBEDDING, FFN_DOWN, FFN_GATE,
+    FFN_NORM, FFN_UP, OUTPUT, OUTPUT_NORM, POST_ATTENTION_NORM, POST_FFN_NORM, ROPE_FACTORS, layer_bias,
+    layer_tensor,
 };
 
 /// Architectures that [`DecoderConfig::from_gguf`] can describe.

@@ -3,41 +3,53 @@
 //! One forward pass takes the rows of several sequences through all layers together, so each weight is read once per
 //! step. All operations are those of [`crate::kernels`], which give a row the same bits whatever is beside it; between
 //! shards a row travels as f32, so a cut changes nothing either.
+//!
+//! A layer is five pieces of parallel work: queries, keys and values; attention; its output; the gated MLP; its output.
+//! What lies between (norms, turns, residuals) belongs to one row and is done where the rows are many enough by all
+//! threads, else by the calling one.
 
 mod load;
-
-use std::sync::Arc;
+mod rows;
+mod scratch;
 
 pub use load::LoadError;
-pub(crate) use load::Loading;
+pub(crate) use load::{Loading, activation_forms, layer_bytes, vocabulary_bytes};
+pub(crate) use scratch::ScratchBytes;
 
-use crate::config::{DecoderConfig, Rotary};
-use crate::gguf::ModelFile;
-use crate::kernels::activations::{ActivationKind, Activations, finite};
-use crate::kernels::attention::{AttentionScratch, Heads, Sequence, attend};
-use crate::kernels::blocks::Matrix;
-use crate::kernels::matmul::{Product, multiply};
-use crate::kernels::rowwise::{add, rms_norm, rotate, silu_times};
+use crate::config::{Activation, DecoderConfig, Rotary};
+use crate::kernels::activations::{Form, finite};
+use crate::kernels::attention::{Heads, LayerCache, Span, attend};
+use crate::kernels::matmul::{multiply, multiply_gated};
+use crate::kernels::rowwise::Gate;
 use crate::kernels::team::Team;
-use crate::kv::KvCache;
+use crate::kernels::weights::{Matrix, Weights};
+use crate::kv::{Full, KvCache};
+use rows::Residual;
+use scratch::Scratch;
 
 /// The weights of one layer.
 struct Layer {
     attn_norm: Box<[f32]>,
-    q: Matrix,
-    k: Matrix,
-    v: Matrix,
+    qkv: [Matrix; 3],
+    /// Added to queries, keys and values.
+    bias: Option<Box<[f32]>>,
+    q_norm: Option<Box<[f32]>>,
+    k_norm: Option<Box<[f32]>>,
     attn_output: Matrix,
+    post_attention_norm: Option<Box<[f32]>>,
     ffn_norm: Box<[f32]>,
     gate: Matrix,
     up: Matrix,
     down: Matrix,
+    post_ffn_norm: Option<Box<[f32]>>,
+    /// Positions that a row sees, if not all.
+    window: Option<usize>,
 }
 
 /// The final norm and the output matrix.
 struct Head {
     norm: Box<[f32]>,
-    matrix: Arc<Matrix>,
+    matrix: Matrix,
 }
 
 /// The rows of one sequence in a pass.
@@ -50,41 +62,20 @@ pub(crate) struct Rows<'a> {
     pub(crate) tokens: &'a [u32],
 }
 
-/// A row of a batch that is not finite: the weights are broken, or the activations were when they came.
-#[derive(Debug)]
-pub(crate) struct BrokenRow(pub(crate) usize);
-
 /// Some layers of a model with everything they need to run.
 pub(crate) struct Decoder {
     config: DecoderConfig,
-    embedding: Option<Arc<Matrix>>,
+    weights: Weights,
+    embedding: Option<Matrix>,
     layers: Vec<Layer>,
     head: Option<Head>,
-    /// For each pair of a head's turned dimensions: radians per position.
+    /// For each pair of a head's turned dimensions: radians per position, in layers that see everything.
     frequencies: Box<[f64]>,
+    /// The same in layers with a window.
+    window_frequencies: Box<[f64]>,
     kv: KvCache,
     team: Team,
     scratch: Scratch,
-}
-
-/// Buffers for the widest step, allocated once.
-struct Scratch {
-    /// The residual stream.
-    x: Vec<f32>,
-    /// What is multiplied next: normed rows, then the product of the MLP's output.
-    normed: Vec<f32>,
-    /// What is added to the residual stream next.
-    delta: Vec<f32>,
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    attended: Vec<f32>,
-    gate: Vec<f32>,
-    up: Vec<f32>,
-    logits: Vec<f32>,
-    turns: Vec<(f32, f32)>,
-    activations: Activations,
-    attention: AttentionScratch,
 }
 
 impl Heads {
@@ -98,6 +89,28 @@ impl Heads {
     }
 }
 
+impl From<Activation> for Gate {
+    fn from(activation: Activation) -> Gate {
+        match activation {
+            Activation::Silu => Gate::Silu,
+            Activation::GeluTanh => Gate::GeluTanh,
+        }
+    }
+}
+
+/// The forms of activations that some matrices want, each once.
+fn forms(matrices: &[&Matrix]) -> [Option<Form>; 2] {
+    let wants = |form| matrices.iter().any(|matrix| matrix.packing().form() == form).then_some(form);
+    [wants(Form::Int8), wants(Form::F32)]
+}
+
+/// What the layers before `index` left to be added to the residual stream: nothing, or a product and the norm that it
+/// goes through.
+fn pending(layers: &[Layer], index: usize) -> Option<Option<&[f32]>> {
+    let before = index.checked_sub(1)?;
+    Some(layers[before].post_ffn_norm.as_deref())
+}
+
 impl Decoder {
     /// What it computes.
     pub(crate) fn config(&self) -> &DecoderConfig {
@@ -109,31 +122,55 @@ impl Decoder {
         self.config.hidden as usize
     }
 
-    /// Takes rows through the layers; the error is a row that is not finite any more. `input` has their activations, or is empty where this holds the embedding. The
-    /// result stays inside: see [`Decoder::rows`] and [`Decoder::logits`]. Tokens, slots and positions are within
-    /// bounds, and no more rows than the scratch was made for.
-    pub(crate) fn forward(&mut self, batch: &[Rows<'_>], input: &[f32]) -> Result<(), BrokenRow> {
-        let rows: usize = batch.iter().map(|rows| rows.tokens.len()).sum();
+    #[expect(dead_code, reason = "waits for the step that shares")]
+    /// Gives an empty slot the first `len` positions of another one.
+    pub(crate) fn share(&mut self, slot: usize, from: usize, len: usize) {
+        self.kv.share(slot, from, len);
+    }
+
+    #[expect(dead_code, reason = "waits for the step that truncates")]
+    /// Forgets a slot's positions from `len` on.
+    pub(crate) fn truncate(&mut self, slot: usize, len: usize) {
+        self.kv.truncate(slot, len);
+    }
+
+    /// Empties a slot.
+    pub(crate) fn free(&mut self, slot: usize) {
+        self.kv.free(slot);
+    }
+
+    /// Takes rows through the layers. `input` has their activations, or is empty where this holds the embedding. The
+    /// result stays inside: see [`Decoder::rows`], [`Decoder::is_broken`] and [`Decoder::logits`]. Tokens, slots and
+    /// positions are within bounds, and no more rows than the scratch was made for.
+    pub(crate) fn forward(&mut self, batch: &[Rows<'_>], input: &[f32]) -> Result<(), Full> {
+        let mut rows = 0;
+        self.scratch.spans.clear();
+        for &Rows { slot, pos, tokens } in batch {
+            self.kv.grow(slot, pos + tokens.len())?;
+            self.scratch.spans.push(Span { place: slot, pos, first_row: rows, rows: tokens.len() });
+            rows += tokens.len();
+        }
         let hidden = self.hidden();
         match &self.embedding {
             Some(embedding) => {
                 let tokens = batch.iter().flat_map(|rows| rows.tokens);
                 for (row, &token) in self.scratch.x.chunks_exact_mut(hidden).zip(tokens) {
-                    embedding.row(token as usize, row);
+                    self.weights.row(embedding, token as usize, row);
+                    row.iter_mut().for_each(|element| *element *= self.config.embedding_scale);
                 }
             }
             None => self.scratch.x[..rows * hidden].copy_from_slice(input),
         }
-        self.set_turns(batch);
+        self.scratch.turns.set(&self.scratch.spans, &self.frequencies);
+        if self.config.window.is_some() {
+            self.scratch.window_turns.set(&self.scratch.spans, &self.window_frequencies);
+        }
         for layer in 0..self.layers.len() {
-            self.attention(layer, batch, rows);
+            self.attention(layer, rows);
             self.mlp(layer, rows);
         }
-        let last = self.scratch.x[..rows * hidden].chunks_exact(hidden).position(|row| !finite(row));
-        match self.scratch.activations.broken_row().or(last) {
-            Some(row) => Err(BrokenRow(row)),
-            None => Ok(()),
-        }
+        self.finish(rows);
+        Ok(())
     }
 
     /// The activations after the last layer.
@@ -141,181 +178,100 @@ impl Decoder {
         &self.scratch.x[..rows * self.hidden()]
     }
 
+    /// Whether a row of the last pass became infinite or no number: the kernels keep it so wherever that happened.
+    pub(crate) fn is_broken(&self, row: usize) -> bool {
+        let hidden = self.hidden();
+        !finite(&self.scratch.x[row * hidden..(row + 1) * hidden])
+    }
+
     /// The logits of some of the rows, one after the other; nothing where this holds no output head. No more rows than
-    /// slots. Logits of broken weights are not finite, and sampling finds them so.
+    /// the scratch was made for. Logits of broken weights are not finite, and sampling finds them so.
     pub(crate) fn logits(&mut self, rows: &[usize]) -> &[f32] {
-        let hidden = self.config.hidden as usize;
         let Some(head) = &self.head else { return &[] };
-        let Scratch { x, normed, logits, activations, .. } = &mut self.scratch;
-        let normed = &mut normed[..rows.len() * hidden];
-        let eps = self.config.norm_eps;
-        activations.fill(&mut self.team, &[head.matrix.activation()], normed, hidden, &|index, out| {
-            let row = rows[index];
-            rms_norm(&x[row * hidden..(row + 1) * hidden], &head.norm, eps, out);
-        });
-        let product = Product { matrix: &head.matrix, out: logits };
-        multiply(&mut self.team, activations, rows.len(), [product]);
-        &logits[..rows.len() * head.matrix.outputs()]
+        let residual = Residual { add: None, norm: &head.norm, eps: self.config.norm_eps };
+        let scratch = &mut self.scratch;
+        let forms = forms(&[&head.matrix]);
+        scratch.normed_rows(&mut self.team, residual, rows.len(), &|index| rows[index], forms);
+        let vocab = head.matrix.outputs();
+        let Scratch { activations, logits, .. } = scratch;
+        let matrices = [head.matrix];
+        multiply(&mut self.team, &self.weights, &matrices, activations, rows.len(), (logits, vocab));
+        &logits[..rows.len() * vocab]
     }
 
-    /// Computes the angles by which the rows' positions turn their heads.
-    fn set_turns(&mut self, batch: &[Rows<'_>]) {
-        let positions = batch.iter().flat_map(|rows| rows.pos..rows.pos + rows.tokens.len());
-        self.scratch.turns.clear();
-        for pos in positions {
-            let turns = self.frequencies.iter().map(|frequency| {
-                let (sin, cos) = (pos as f64 * frequency).sin_cos();
-                (cos as f32, sin as f32)
-            });
-            self.scratch.turns.extend(turns);
-        }
-    }
-
-    /// `x += attention(norm(x))`.
-    fn attention(&mut self, index: usize, batch: &[Rows<'_>], rows: usize) {
+    /// Queries, keys and values, attention, its output.
+    fn attention(&mut self, index: usize, rows: usize) {
         let layer = &self.layers[index];
         let heads = Heads::of(&self.config);
-        let hidden = self.config.hidden as usize;
-        let (width, kv_width) = (heads.heads * heads.dim, heads.kv_heads * heads.dim);
-        let Scratch { x, normed, delta, q, k, v, attended, turns, activations, attention, .. } =
-            &mut self.scratch;
-        let team = &mut self.team;
         let eps = self.config.norm_eps;
+        let residual = Residual { add: pending(&self.layers, index), norm: &layer.attn_norm, eps };
+        let (team, scratch) = (&mut self.team, &mut self.scratch);
+        let [q, k, v] = &layer.qkv;
+        scratch.normed_rows(team, residual, rows, &|row| row, forms(&[q, k, v]));
 
-        let kinds = [layer.q.activation(), layer.k.activation(), layer.v.activation()];
-        activations.fill(team, &kinds, &mut normed[..rows * hidden], hidden, &|row, out| {
-            rms_norm(&x[row * hidden..(row + 1) * hidden], &layer.attn_norm, eps, out);
-        });
-        let products = [
-            Product { matrix: &layer.q, out: q },
-            Product { matrix: &layer.k, out: k },
-            Product { matrix: &layer.v, out: v },
-        ];
-        multiply(team, activations, rows, products);
+        let stride = scratch.qkv_width;
+        let Scratch { activations, qkv, .. } = scratch;
+        multiply(team, &self.weights, &layer.qkv, activations, rows, (qkv, stride));
 
-        let places =
-            batch.iter().flat_map(|rows| (rows.pos..).take(rows.tokens.len()).map(|pos| (rows.slot, pos)));
-        let turns = turns.chunks_exact(self.frequencies.len());
-        for (row, ((slot, pos), turns)) in places.zip(turns).enumerate() {
-            for head in q[row * width..(row + 1) * width].chunks_exact_mut(heads.dim) {
-                rotate(head, turns);
-            }
-            let key = &mut k[row * kv_width..(row + 1) * kv_width];
-            for head in key.chunks_exact_mut(heads.dim) {
-                rotate(head, turns);
-            }
-            self.kv.write(index, slot, pos, key, &v[row * kv_width..(row + 1) * kv_width]);
-        }
+        let turns = if layer.window.is_some() { &scratch.window_turns } else { &scratch.turns };
+        let turn = rows::Turn {
+            heads,
+            bias: layer.bias.as_deref(),
+            q_norm: layer.q_norm.as_deref(),
+            k_norm: layer.k_norm.as_deref(),
+            eps,
+            scale: self.config.attention_scale,
+        };
+        let qkv = (&mut scratch.qkv[..], stride);
+        rows::turn(team, &turn, turns, &scratch.spans, qkv, &self.kv.writer(index));
 
-        let mut first_row = 0;
-        let sequences = batch.iter().map(|rows| {
-            let (keys, values) = self.kv.of(index, rows.slot);
-            let count = rows.tokens.len();
-            first_row += count;
-            let first_row = first_row - count;
-            Sequence { pos: rows.pos, first_row, rows: count, keys, values, context: self.kv.context() }
-        });
-        let sequences: Vec<_> = sequences.collect();
-        let attended = &mut attended[..rows * width];
-        attend(team, attention, heads, &sequences, q, attended);
+        let Scratch { qkv, attended, attention, spans, .. } = scratch;
+        let cache = LayerCache { cache: &self.kv, layer: index, window: layer.window };
+        attend(team, attention, heads, cache, spans, (qkv, stride), attended);
 
-        activations.fill(team, &[layer.attn_output.activation()], attended, width, &|_, _| {});
-        multiply(team, activations, rows, [Product { matrix: &layer.attn_output, out: delta }]);
-        add(&mut x[..rows * hidden], delta);
+        scratch.store_attended(team, rows, forms(&[&layer.attn_output]));
+        let Scratch { activations, delta, .. } = scratch;
+        let hidden = self.config.hidden as usize;
+        multiply(team, &self.weights, &[layer.attn_output], activations, rows, (delta, hidden));
     }
 
-    /// `x += down(silu(gate(norm(x))) * up(norm(x)))`.
+    /// The gated MLP and its output.
     fn mlp(&mut self, index: usize, rows: usize) {
         let layer = &self.layers[index];
-        let (hidden, width) = (self.config.hidden as usize, self.config.feed_forward as usize);
-        let Scratch { x, normed, delta, gate, up, activations, .. } = &mut self.scratch;
-        let team = &mut self.team;
         let eps = self.config.norm_eps;
+        let add = Some(layer.post_attention_norm.as_deref());
+        let residual = Residual { add, norm: &layer.ffn_norm, eps };
+        let (team, scratch) = (&mut self.team, &mut self.scratch);
+        scratch.normed_rows(team, residual, rows, &|row| row, forms(&[&layer.gate, &layer.up]));
 
-        let kinds = [layer.gate.activation(), layer.up.activation()];
-        activations.fill(team, &kinds, &mut normed[..rows * hidden], hidden, &|row, out| {
-            rms_norm(&x[row * hidden..(row + 1) * hidden], &layer.ffn_norm, eps, out);
-        });
-        let products = [Product { matrix: &layer.gate, out: gate }, Product { matrix: &layer.up, out: up }];
-        multiply(team, activations, rows, products);
-        activations.fill(team, &[layer.down.activation()], &mut gate[..rows * width], width, &|row, gate| {
-            silu_times(gate, &up[row * width..(row + 1) * width]);
-        });
-        multiply(team, activations, rows, [Product { matrix: &layer.down, out: delta }]);
-        add(&mut x[..rows * hidden], delta);
+        let Scratch { activations, gated, delta, .. } = scratch;
+        let halves = [&layer.gate, &layer.up];
+        let kind = Gate::from(self.config.activation);
+        let form = layer.down.packing().form();
+        multiply_gated(team, &self.weights, halves, activations, rows, (kind, form), gated);
+        let hidden = self.config.hidden as usize;
+        multiply(team, &self.weights, &[layer.down], gated, rows, (delta, hidden));
+    }
+
+    /// Adds what the last layer left.
+    fn finish(&mut self, rows: usize) {
+        let norm = pending(&self.layers, self.layers.len()).flatten();
+        self.scratch.add_delta(&mut self.team, rows, norm, self.config.norm_eps);
     }
 }
 
 impl Rotary {
     /// Radians per position for each pair; `factors` has a divisor for each, or is empty.
     fn frequencies(&self, factors: &[f32]) -> Box<[f64]> {
-        let dims = f64::from(self.dims);
-        let pairs = (0..self.dims / 2).map(|pair| {
-            let frequency =
-                f64::from(self.theta).powf(-2.0 * f64::from(pair) / dims) / f64::from(self.divisor);
-            frequency / f64::from(factors.get(pair as usize).copied().unwrap_or(1.0))
+        let pairs = frequencies(self.dims, self.theta).enumerate().map(|(pair, frequency)| {
+            let factor = factors.get(pair).copied().unwrap_or(1.0);
+            frequency / f64::from(self.divisor) / f64::from(factor)
         });
         pairs.collect()
     }
 }
 
-impl Scratch {
-    fn new(
-        config: &DecoderConfig,
-        kinds: &[ActivationKind],
-        rows: usize,
-        slots: usize,
-        threads: usize,
-    ) -> Scratch {
-        let [hidden, feed_forward, vocab] =
-            [config.hidden, config.feed_forward, config.vocab].map(|n| n as usize);
-        let heads = Heads::of(config);
-        let (width, kv_width) = (heads.heads * heads.dim, heads.kv_heads * heads.dim);
-        let mut activations = Activations::default();
-        for &kind in kinds {
-            activations.reserve(kind, rows, hidden.max(feed_forward).max(width));
-        }
-        Scratch {
-            x: vec![0.0; rows * hidden],
-            normed: vec![0.0; rows * hidden],
-            delta: vec![0.0; rows * hidden],
-            q: vec![0.0; rows * width],
-            k: vec![0.0; rows * kv_width],
-            v: vec![0.0; rows * kv_width],
-            attended: vec![0.0; rows * width],
-            gate: vec![0.0; rows * feed_forward],
-            up: vec![0.0; rows * feed_forward],
-            logits: vec![0.0; slots * vocab],
-            turns: Vec::with_capacity(rows * config.rotary.dims as usize / 2),
-            activations,
-            attention: AttentionScratch::new(heads, threads),
-        }
-    }
-}
-
-/// Bytes of scratch that [`Scratch::new`] allocates: for each row, for each slot besides, for each thread besides.
-pub(crate) struct ScratchBytes {
-    pub(crate) row: u64,
-    pub(crate) slot: u64,
-    pub(crate) thread: u64,
-}
-
-impl ScratchBytes {
-    /// What a shard of this model allocates, whichever layers it holds.
-    pub(crate) fn of(file: &ModelFile, config: &DecoderConfig) -> ScratchBytes {
-        let [hidden, feed_forward, vocab] = [config.hidden, config.feed_forward, config.vocab].map(u64::from);
-        let heads = Heads::of(config);
-        let (width, kv_width) = ((heads.heads * heads.dim) as u64, (heads.kv_heads * heads.dim) as u64);
-        let widest = hidden.max(feed_forward).max(width);
-        let activations: usize = load::activation_kinds(file, config)
-            .iter()
-            .map(|&kind| Activations::bytes(kind, widest as usize))
-            .sum();
-        let floats = 3 * hidden + 2 * width + 2 * kv_width + 2 * feed_forward + u64::from(config.rotary.dims);
-        ScratchBytes {
-            row: 4 * floats + activations as u64,
-            slot: 4 * vocab,
-            thread: AttentionScratch::bytes_per_thread(heads) as u64,
-        }
-    }
+/// `theta^(-2i / dims)` for each pair i.
+fn frequencies(dims: u32, theta: f32) -> impl Iterator<Item = f64> {
+    (0..dims / 2).map(move |pair| f64::from(theta).powf(-2.0 * f64::from(pair) / f64::from(dims)))
 }

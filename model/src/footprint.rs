@@ -1,13 +1,13 @@
 //! What a model takes in memory.
 
 use crate::config::{
-    ATTN_K, ATTN_NORM, ATTN_OUTPUT, ATTN_Q, ATTN_V, DecoderConfig, EMBEDDING, FFN_DOWN, FFN_GATE, FFN_NORM,
-    FFN_UP, OUTPUT, OUTPUT_NORM, layer_tensor,
+    ATTN_K, ATTN_K_NORM, ATTN_NORM, ATTN_Q, ATTN_Q_NORM, ATTN_V, DecoderConfig, EMBEDDING, FFN_NORM, OUTPUT,
+    OUTPUT_NORM, POST_ATTENTION_NORM, POST_FFN_NORM, layer_bias, layer_tensor,
 };
-use crate::decoder::ScratchBytes;
+use crate::decoder::{ScratchBytes, activation_forms, layer_bytes, vocabulary_bytes};
 use crate::gguf::ModelFile;
-use crate::kv;
-use crate::step::MAX_RUN_TOKENS;
+use crate::kv::{self, PAGE};
+use crate::step::{MAX_DRAFT, MAX_RUN_TOKENS};
 
 /// Threads whose scratch is counted: more are rare, and each of them needs little.
 const COUNTED_THREADS: u64 = 16;
@@ -22,7 +22,7 @@ const REQUEST_BYTES: u64 = 4096;
 /// lost in the cache, which takes a thousand times as much.
 const HISTORY_BYTES_PER_TOKEN: u64 = 2 * 4 * 8;
 
-/// Bytes that a shard of a model allocates: weights as they are stored (no packed copy is kept), cache and scratch.
+/// Bytes that a shard of a model allocates: weights as they are packed (the file's own copy is not kept), cache and scratch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Footprint {
     /// Weights of each layer.
@@ -50,27 +50,32 @@ pub struct Footprint {
 impl Footprint {
     /// What [`crate::Shard::load`] allocates for shards of this file.
     pub fn of(file: &ModelFile, config: &DecoderConfig) -> Footprint {
-        let stored = |name: &str| file.tensor(name).map_or(0, |entry| entry.bytes());
-        // Norms become f32 whatever they are stored as.
-        let norm = |name: &str| file.tensor(name).map_or(0, |entry| entry.elements() * 4);
+        // Norms and biases become f32 whatever they are stored as; those that a model has not are not counted.
+        let vector = |name: &str| file.tensor(name).map_or(0, |entry| entry.elements() * 4);
         let layers = (0..config.layers).map(|layer| {
-            let matrices = [ATTN_Q, ATTN_K, ATTN_V, ATTN_OUTPUT, FFN_GATE, FFN_UP, FFN_DOWN];
-            let norms = [ATTN_NORM, FFN_NORM];
-            matrices.iter().map(|name| stored(&layer_tensor(layer, name))).sum::<u64>()
-                + norms.iter().map(|name| norm(&layer_tensor(layer, name))).sum::<u64>()
+            let norms = [ATTN_NORM, FFN_NORM, ATTN_Q_NORM, ATTN_K_NORM, POST_ATTENTION_NORM, POST_FFN_NORM];
+            let biases = [ATTN_Q, ATTN_K, ATTN_V];
+            layer_bytes(file, config, layer) as u64
+                + norms.iter().map(|name| vector(&layer_tensor(layer, name))).sum::<u64>()
+                + biases.iter().map(|name| vector(&layer_bias(layer, name))).sum::<u64>()
         });
-        let scratch = ScratchBytes::of(file, config);
+        let vocabulary = |name: &str| vocabulary_bytes(file, config, name) as u64;
+        let kv_bytes_per_token_layer = kv::bytes_per_token_layer(config.kv_heads, config.head_dim);
+        // The last page of a slot may have room that the context has not.
+        let page_rest = (PAGE as u64 - 1) * kv_bytes_per_token_layer * u64::from(config.layers);
+        let scratch = ScratchBytes::of(config, &activation_forms(file, config));
         let per_token = TOKENIZER_BYTES_PER_TOKEN + SAMPLING_BYTES_PER_TOKEN;
         Footprint {
             layer_bytes: layers.collect(),
-            embedding_bytes: stored(EMBEDDING),
-            head_bytes: norm(OUTPUT_NORM) + stored(if config.tied { EMBEDDING } else { OUTPUT }),
+            embedding_bytes: vocabulary(EMBEDDING),
+            head_bytes: vector(OUTPUT_NORM) + vocabulary(if config.tied { EMBEDDING } else { OUTPUT }),
             tied: config.tied,
-            kv_bytes_per_token_layer: kv::bytes_per_token_layer(config.kv_heads, config.head_dim),
-            scratch_base_bytes: MAX_RUN_TOKENS as u64 * scratch.row
+            kv_bytes_per_token_layer,
+            scratch_base_bytes: (MAX_RUN_TOKENS + MAX_DRAFT) as u64 * scratch.row
+                + MAX_DRAFT as u64 * scratch.sampled
                 + COUNTED_THREADS * scratch.thread
                 + u64::from(config.vocab) * per_token,
-            scratch_bytes_per_slot: scratch.row + scratch.slot + REQUEST_BYTES,
+            scratch_bytes_per_slot: scratch.row + scratch.sampled + page_rest + REQUEST_BYTES,
             scratch_bytes_per_context: HISTORY_BYTES_PER_TOKEN,
             max_context: config.max_context,
             hidden: config.hidden,

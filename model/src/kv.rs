@@ -1,56 +1,176 @@
 //! The cache of keys and values.
 
+mod pages;
+
 use half::f16;
-use half::slice::HalfFloatSliceExt;
 
+pub use pages::{Full, PAGE, PageCopy, Pages, pages_for};
+
+use crate::kernels::arena::Arena;
 use crate::kernels::attention::Heads;
-use crate::kernels::zeroed::zeroed;
+use crate::kernels::disjoint::Disjoint;
+use crate::kernels::lanes::{Kernel, LANES, Lanes, Path};
 
-/// Keys and values of some layers for some slots, in f16, allocated once: `context` positions for each slot.
-///
-/// By layer and slot: for each KV head, rows of `dim` by position; keys and values apart.
-pub(crate) struct KvCache {
-    keys: Box<[f16]>,
-    values: Box<[f16]>,
-    heads: Heads,
-    slots: usize,
-    context: usize,
+/// Sequences that may stay in the cache beside those that run, so that what they begin with can be used again; they hold
+/// pages only as long as nobody else needs them.
+const IDLE_PLACES: usize = 12;
+
+/// Places for sequences where `slots` of them run at a time: the ids that a step may name.
+pub fn places(slots: u16) -> usize {
+    usize::from(slots) + IDLE_PLACES
+}
+
+/// Pages of a cache for `slots` sequences of `context` positions.
+pub fn pool_pages(slots: u16, context: u32) -> usize {
+    usize::from(slots) * pages_for(context as usize)
 }
 
 /// Bytes of one position in one layer.
 pub(crate) fn bytes_per_token_layer(kv_heads: u32, head_dim: u32) -> u64 {
-    2 * u64::from(kv_heads) * u64::from(head_dim) * size_of::<f16>() as u64
+    2 * u64::from(kv_heads) * u64::from(head_dim).next_multiple_of(LANES as u64) * size_of::<f16>() as u64
+}
+
+/// Keys and values of some layers, in f16, in pages that are allocated once.
+///
+/// By layer, page and KV head: of the keys, for each sixteen positions rows of sixteen by dimension, so that a lane is a
+/// position; of the values, rows of dimensions by position. Dimensions are filled up to a multiple of sixteen.
+pub(crate) struct KvCache {
+    pub(crate) keys: Arena<f16>,
+    pub(crate) values: Arena<f16>,
+    pages: Pages,
+    heads: Heads,
+    layers: usize,
 }
 
 impl KvCache {
     /// An empty cache, or none if there is no room for it.
-    pub(crate) fn new(heads: Heads, layers: usize, slots: usize, context: usize) -> Option<KvCache> {
-        let elements = [heads.kv_heads, heads.dim, layers, slots, context];
+    pub(crate) fn new(heads: Heads, layers: usize, slots: u16, context: u32) -> Option<KvCache> {
+        let pool = pool_pages(slots, context);
+        let elements = [heads.page_elements(), heads.kv_heads, layers, pool];
         let elements = elements.iter().try_fold(1usize, |product, &count| product.checked_mul(count))?;
-        Some(KvCache { keys: zeroed(elements)?, values: zeroed(elements)?, heads, slots, context })
+        Some(KvCache {
+            keys: Arena::zeroed(elements)?,
+            values: Arena::zeroed(elements)?,
+            pages: Pages::new(places(slots), context as usize, pool),
+            heads,
+            layers,
+        })
     }
 
-    /// Positions for which each slot has room.
-    pub(crate) fn context(&self) -> usize {
-        self.context
+    /// The pages of a sequence.
+    pub(crate) fn pages(&self) -> &Pages {
+        &self.pages
     }
 
-    /// The keys and values of a slot in a layer, counted from the shard's first.
-    pub(crate) fn of(&self, layer: usize, slot: usize) -> (&[f16], &[f16]) {
-        let size = self.heads.kv_heads * self.context * self.heads.dim;
-        let start = (layer * self.slots + slot) * size;
-        (&self.keys[start..start + size], &self.values[start..start + size])
+    /// Where the pages of a layer, counted from the shard's first, lie in keys and values.
+    pub(crate) fn layer(&self, layer: usize) -> std::ops::Range<usize> {
+        let size = self.pages.pages() * self.page_stride();
+        layer * size..(layer + 1) * size
     }
 
-    /// Writes one position; `key` and `value` hold `kv_heads * dim` numbers.
-    pub(crate) fn write(&mut self, layer: usize, slot: usize, pos: usize, key: &[f32], value: &[f32]) {
-        let dim = self.heads.dim;
-        for head in 0..self.heads.kv_heads {
-            let start =
-                (((layer * self.slots + slot) * self.heads.kv_heads + head) * self.context + pos) * dim;
-            let from = head * dim..(head + 1) * dim;
-            self.keys[start..start + dim].convert_from_f32_slice(&key[from.clone()]);
-            self.values[start..start + dim].convert_from_f32_slice(&value[from]);
+    /// Elements of a page in one layer.
+    fn page_stride(&self) -> usize {
+        self.heads.kv_heads * self.heads.page_elements()
+    }
+
+    /// For writing into a layer, counted from the shard's first.
+    pub(crate) fn writer(&mut self, layer: usize) -> LayerWriter<'_> {
+        let range = self.layer(layer);
+        LayerWriter {
+            keys: Disjoint::new(&mut self.keys[range.clone()]),
+            values: Disjoint::new(&mut self.values[range]),
+            pages: &self.pages,
+            heads: self.heads,
+        }
+    }
+
+    /// Makes room for the first `len` positions of a sequence.
+    pub(crate) fn grow(&mut self, place: usize, len: usize) -> Result<(), Full> {
+        let Some(PageCopy { from, to }) = self.pages.grow(place, len)? else { return Ok(()) };
+        let stride = self.page_stride();
+        for layer in 0..self.layers {
+            let layer = self.layer(layer).start;
+            let at = |page: u32| layer + page as usize * stride;
+            self.keys.copy_within(at(from)..at(from) + stride, at(to));
+            self.values.copy_within(at(from)..at(from) + stride, at(to));
+        }
+        Ok(())
+    }
+
+    /// Gives an empty place the first `len` positions of another.
+    pub(crate) fn share(&mut self, place: usize, from: usize, len: usize) {
+        self.pages.share(place, from, len);
+    }
+
+    /// Forgets the positions of a sequence from `len` on.
+    pub(crate) fn truncate(&mut self, place: usize, len: usize) {
+        self.pages.truncate(place, len);
+    }
+
+    /// Empties a place.
+    pub(crate) fn free(&mut self, place: usize) {
+        self.pages.free(place);
+    }
+}
+
+/// One layer, into which several threads write, each its own positions.
+pub(crate) struct LayerWriter<'a> {
+    keys: Disjoint<'a, f16>,
+    values: Disjoint<'a, f16>,
+    pages: &'a Pages,
+    heads: Heads,
+}
+
+impl LayerWriter<'_> {
+    /// Writes one position; `keys` and `values` hold `kv_heads * dim` numbers.
+    ///
+    /// # Safety
+    /// Nobody else writes the same position of the same sequence meanwhile, and nobody reads it.
+    pub(crate) unsafe fn write(&self, path: Path, place: usize, pos: usize, keys: &[f32], values: &[f32]) {
+        let Heads { kv_heads, dim, .. } = self.heads;
+        let (padded, size) = (self.heads.padded(), self.heads.page_elements());
+        let page = self.pages.of(place)[pos / PAGE] as usize;
+        let (group, lane) = (pos % PAGE / LANES, pos % LANES);
+        for head in 0..kv_heads {
+            let start = (page * kv_heads + head) * size;
+            let of_head = head * dim..(head + 1) * dim;
+            let mut pieces = [f16::ZERO; LANES];
+            for (index, piece) in keys[of_head.clone()].chunks(LANES).enumerate() {
+                path.run(Halve { from: piece, to: &mut pieces });
+                for (d, &element) in pieces[..piece.len()].iter().enumerate() {
+                    let at = start + (group * padded + index * LANES + d) * LANES + lane;
+                    // SAFETY: the caller's promise: this element is of that position.
+                    unsafe { self.keys.write(at, element) };
+                }
+            }
+            for (index, piece) in values[of_head].chunks(LANES).enumerate() {
+                path.run(Halve { from: piece, to: &mut pieces });
+                let at = start + pos % PAGE * padded + index * LANES;
+                // SAFETY: as above.
+                unsafe { self.values.part(at..at + piece.len()) }.copy_from_slice(&pieces[..piece.len()]);
+            }
+        }
+    }
+}
+
+/// Rounds up to sixteen numbers to f16.
+struct Halve<'a> {
+    from: &'a [f32],
+    to: &'a mut [f16; LANES],
+}
+
+impl Kernel for Halve<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        match self.from.as_array::<LANES>() {
+            Some(from) => lanes.store_f16(self.to, lanes.load(from)),
+            None => {
+                let mut from = [0.0; LANES];
+                from[..self.from.len()].copy_from_slice(self.from);
+                lanes.store_f16(self.to, lanes.load(&from));
+            }
         }
     }
 }

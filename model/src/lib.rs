@@ -22,7 +22,7 @@ mod decoder;
 pub mod footprint;
 pub mod gguf;
 mod kernels;
-mod kv;
+pub mod kv;
 pub mod reference;
 pub mod sampling;
 pub mod shard;

@@ -15,10 +15,10 @@ use slots::Slots;
 pub use slots::StepError;
 
 pub use crate::decoder::LoadError;
-use crate::decoder::{BrokenRow, Decoder, Loading, Rows};
+use crate::decoder::{Decoder, Loading, Rows};
 use crate::gguf::ModelFile;
 use crate::sampling;
-use crate::step::{MAX_RUN_TOKENS, Op, Sampled, Step, Want};
+use crate::step::{MAX_DRAFT, MAX_RUN_TOKENS, Op, Sampled, Step, Want};
 
 /// Which part of a model to load, and for how much.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,8 +54,9 @@ impl Shard {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Shard, LoadError> {
         let ShardSpec { layers, context, slots, threads } = spec.clone();
-        let rows = MAX_RUN_TOKENS + usize::from(slots);
-        let loading = Loading { file, layers, context, slots, threads, rows };
+        let rows = MAX_RUN_TOKENS + MAX_DRAFT + usize::from(slots);
+        let sampled = MAX_DRAFT + usize::from(slots);
+        let loading = Loading { file, layers, context, slots, threads, rows, sampled };
         let decoder = Decoder::load(&loading, progress)?;
         let config = decoder.config();
         Ok(Shard {
@@ -97,6 +98,11 @@ impl Shard {
             return Err(StepError::InputNotFinite { step: step.number, row: index / self.hidden });
         }
         self.slots.apply(step);
+        for op in &step.ops {
+            if let Op::Free { slot } = op {
+                self.decoder.free(usize::from(*slot));
+            }
+        }
         self.rows = 0;
         if rows == 0 {
             return Ok(Vec::new());
@@ -104,9 +110,10 @@ impl Shard {
 
         let batch: Vec<Rows<'_>> = step.ops.iter().filter_map(rows_of).collect();
         let number = step.number;
-        self.decoder
-            .forward(&batch, input)
-            .map_err(|BrokenRow(row)| StepError::NotFinite { step: number, row })?;
+        self.decoder.forward(&batch, input).map_err(|source| StepError::Full { step: number, source })?;
+        if let Some(row) = (0..rows).find(|&row| self.decoder.is_broken(row)) {
+            return Err(StepError::NotFinite { step: number, row });
+        }
         self.rows = rows;
         if !self.last {
             output.extend_from_slice(self.decoder.rows(rows));

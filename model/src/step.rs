@@ -14,6 +14,9 @@ use crate::sampling::Sampling;
 /// prompt never holds up the slots that decode for long.
 pub const MAX_RUN_TOKENS: usize = 128;
 
+/// The most drafted tokens of one [`Op::Run`], and the rows besides one for each slot that a step may sample from.
+pub const MAX_DRAFT: usize = 8;
+
 /// One numbered pass of a batch over all shards of an instance.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {

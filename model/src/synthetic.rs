@@ -10,7 +10,7 @@ use half::{bf16, f16};
 
 use crate::gguf::TensorType;
 use crate::gguf::writer::GgufWriter;
-use crate::kernels::blocks::stored_bytes;
+use crate::kernels::stored::stored_bytes;
 use crate::tokenizer::alphabet::spell;
 
 /// ChatML.

@@ -1,20 +1,21 @@
-//! Copies the weights of some layers out of a model file.
+//! Packs the weights of some layers of a model file.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::{Decoder, Head, Layer, Scratch};
+use super::scratch::{Room, Scratch};
+use super::{Decoder, Head, Layer, frequencies};
 use crate::config::{
-    ATTN_K, ATTN_NORM, ATTN_OUTPUT, ATTN_Q, ATTN_V, ConfigError, DecoderConfig, EMBEDDING, FFN_DOWN,
-    FFN_GATE, FFN_NORM, FFN_UP, OUTPUT, OUTPUT_NORM, ROPE_FACTORS, layer_tensor,
+    ATTN_K, ATTN_K_NORM, ATTN_NORM, ATTN_OUTPUT, ATTN_Q, ATTN_Q_NORM, ATTN_V, ConfigError, DecoderConfig,
+    EMBEDDING, FFN_DOWN, FFN_GATE, FFN_NORM, FFN_UP, OUTPUT, OUTPUT_NORM, POST_ATTENTION_NORM, POST_FFN_NORM,
+    Pairs, ROPE_FACTORS, Rotary, layer_bias, layer_tensor,
 };
 use crate::gguf::{ModelFile, TensorEntry, TensorType};
-use crate::kernels::activations::{ActivationKind, finite};
+use crate::kernels::activations::{Form, finite};
 use crate::kernels::attention::Heads;
-use crate::kernels::blocks::Matrix;
 use crate::kernels::team::{MAX_THREADS, Team};
+use crate::kernels::weights::{Matrix, Packing, Stored, Weights, packed_bytes};
 use crate::kv::KvCache;
 
 /// Why a shard cannot be loaded.
@@ -58,6 +59,12 @@ pub enum LoadError {
         source: std::io::Error,
     },
     /// The system gives no more memory.
+    #[error("there is no memory for {bytes} bytes of weights; ask for fewer layers, or free some memory")]
+    NoMemoryForWeights {
+        /// Bytes of the packed weights.
+        bytes: usize,
+    },
+    /// The system gives no more memory.
     #[error("there is no memory for a KV cache of {context} tokens for each of {slots} slots; ask for less")]
     NoMemory {
         /// Tokens for each slot.
@@ -88,38 +95,69 @@ pub(crate) struct Loading<'a> {
     pub(crate) threads: usize,
     /// The most rows of a step.
     pub(crate) rows: usize,
+    /// The most rows of which logits are computed at a time.
+    pub(crate) sampled: usize,
+}
+
+/// Names and sizes of a layer's matrices in the order in which they are read. Those of one piece are packed together.
+pub(crate) fn layer_matrices(config: &DecoderConfig) -> [Vec<(&'static str, usize, usize)>; 6] {
+    let heads = Heads::of(config);
+    let (hidden, feed_forward) = (config.hidden as usize, config.feed_forward as usize);
+    let (width, kv_width) = (heads.heads * heads.dim, heads.kv_heads * heads.dim);
+    [
+        vec![(ATTN_Q, hidden, width)],
+        vec![(ATTN_K, hidden, kv_width)],
+        vec![(ATTN_V, hidden, kv_width)],
+        vec![(ATTN_OUTPUT, width, hidden)],
+        vec![(FFN_GATE, hidden, feed_forward), (FFN_UP, hidden, feed_forward)],
+        vec![(FFN_DOWN, feed_forward, hidden)],
+    ]
+}
+
+/// Bytes of a layer's packed matrices.
+pub(crate) fn layer_bytes(file: &ModelFile, config: &DecoderConfig, layer: u32) -> usize {
+    let of_piece = |piece: &Vec<(&str, usize, usize)>| {
+        let matrices: Vec<_> = piece
+            .iter()
+            .filter_map(|&(name, inputs, outputs)| {
+                Some((file.tensor(&layer_tensor(layer, name))?.kind(), inputs, outputs))
+            })
+            .collect();
+        packed_bytes(&matrices)
+    };
+    layer_matrices(config).iter().map(of_piece).sum()
+}
+
+/// Bytes of the packed embedding table or output matrix.
+pub(crate) fn vocabulary_bytes(file: &ModelFile, config: &DecoderConfig, name: &str) -> usize {
+    let kind = file.tensor(name).map(TensorEntry::kind);
+    kind.map_or(0, |kind| packed_bytes(&[(kind, config.hidden as usize, config.vocab as usize)]))
 }
 
 /// The forms of activations that the matrices of a file want, each once.
-pub(super) fn activation_kinds(file: &ModelFile, config: &DecoderConfig) -> Vec<ActivationKind> {
-    let mut kinds = Vec::new();
-    let mut see = |name: &str| {
-        if let Some(entry) = file.tensor(name)
-            && let kind = ActivationKind::of(entry.kind())
-            && !kinds.contains(&kind)
+pub(crate) fn activation_forms(file: &ModelFile, config: &DecoderConfig) -> Vec<Form> {
+    let output = [if config.tied { EMBEDDING } else { OUTPUT }.to_owned()];
+    let of_layers = (0..config.layers).flat_map(|layer| {
+        layer_matrices(config).into_iter().flatten().map(move |(name, ..)| layer_tensor(layer, name))
+    });
+    let mut forms = Vec::new();
+    for name in output.into_iter().chain(of_layers) {
+        if let Some(entry) = file.tensor(&name)
+            && let form = Packing::of(entry.kind()).form()
+            && !forms.contains(&form)
         {
-            kinds.push(kind);
-        }
-    };
-    see(if config.tied { EMBEDDING } else { OUTPUT });
-    for layer in 0..config.layers {
-        for name in [ATTN_Q, ATTN_K, ATTN_V, ATTN_OUTPUT, FFN_GATE, FFN_UP, FFN_DOWN] {
-            see(&layer_tensor(layer, name));
+            forms.push(form);
         }
     }
-    kinds
+    forms
 }
 
 impl Decoder {
     /// Loads some layers, with the embedding if they begin at the first and the output head if they end at the last.
-    /// `progress` is told the bytes copied so far.
+    /// `progress` is told the bytes of the file that were packed so far.
     pub(crate) fn load(loading: &Loading<'_>, progress: &mut dyn FnMut(u64)) -> Result<Decoder, LoadError> {
-        let &Loading { file, ref layers, context, slots, threads, rows } = loading;
+        let &Loading { file, ref layers, context, slots, threads, rows, sampled } = loading;
         let config = DecoderConfig::from_gguf(file)?;
-        // This decoder does not compute what the others add.
-        if config.architecture != "llama" {
-            return Err(ConfigError::UnknownArchitecture { found: config.architecture }.into());
-        }
         if layers.start >= layers.end || layers.end > config.layers {
             let (start, end) = (layers.start, layers.end);
             return Err(LoadError::Layers { start, end, layers: config.layers });
@@ -134,89 +172,182 @@ impl Decoder {
             return Err(LoadError::Threads { threads });
         }
         let heads = Heads::of(&config);
-        let kv = KvCache::new(heads, layers.len(), slots.into(), context as usize)
+        let kv = KvCache::new(heads, layers.len(), slots, context)
             .ok_or(LoadError::NoMemory { context, slots })?;
         let team = Team::new(threads).map_err(|source| LoadError::StartThread { source })?;
-        let kinds = activation_kinds(file, &config);
-        let scratch = Scratch::new(&config, &kinds, rows, slots.into(), threads);
+        let forms = activation_forms(file, &config);
+        let room = Room { rows, sampled, threads, context: context as usize };
+        let scratch = Scratch::new(&config, &forms, &room);
 
-        let mut source = Source { file, loaded: 0, progress };
-        let hidden = config.hidden as usize;
-        let (width, kv_width) = (heads.heads * heads.dim, heads.kv_heads * heads.dim);
-        let (vocab, feed_forward) = (config.vocab as usize, config.feed_forward as usize);
         let first = layers.start == 0;
         let last = layers.end == config.layers;
+        let output = if config.tied { EMBEDDING } else { OUTPUT };
+        let embedding_bytes = if first { vocabulary_bytes(file, &config, EMBEDDING) } else { 0 };
+        let head_bytes = match last {
+            true if !(first && config.tied) => vocabulary_bytes(file, &config, output),
+            _ => 0,
+        };
+        let bytes = layers.clone().map(|layer| layer_bytes(file, &config, layer)).sum::<usize>()
+            + embedding_bytes
+            + head_bytes;
+        let weights = Weights::new(bytes).ok_or(LoadError::NoMemoryForWeights { bytes })?;
+        let mut source = Source { file, weights, packed: 0, progress };
+
+        let (hidden, vocab) = (config.hidden as usize, config.vocab as usize);
         let embedding = match first {
-            true => Some(Arc::new(source.matrix(EMBEDDING, hidden, vocab)?)),
+            true => Some(source.matrix(EMBEDDING, hidden, vocab)?),
             false => None,
         };
-        let mut loaded = Vec::with_capacity(layers.len());
-        for layer in layers.clone() {
-            let of = |name| layer_tensor(layer, name);
-            loaded.push(Layer {
-                attn_norm: source.vector(&of(ATTN_NORM))?,
-                q: source.matrix(&of(ATTN_Q), hidden, width)?,
-                k: source.matrix(&of(ATTN_K), hidden, kv_width)?,
-                v: source.matrix(&of(ATTN_V), hidden, kv_width)?,
-                attn_output: source.matrix(&of(ATTN_OUTPUT), width, hidden)?,
-                ffn_norm: source.vector(&of(FFN_NORM))?,
-                gate: source.matrix(&of(FFN_GATE), hidden, feed_forward)?,
-                up: source.matrix(&of(FFN_UP), hidden, feed_forward)?,
-                down: source.matrix(&of(FFN_DOWN), feed_forward, hidden)?,
-            });
-        }
+        let loaded: Result<Vec<Layer>, LoadError> =
+            layers.clone().map(|layer| source.layer(&config, layer)).collect();
         let head = match last {
             true => Some(Head {
                 norm: source.vector(OUTPUT_NORM)?,
-                matrix: match &embedding {
-                    Some(embedding) if config.tied => Arc::clone(embedding),
-                    _ if config.tied => Arc::new(source.matrix(EMBEDDING, hidden, vocab)?),
-                    _ => Arc::new(source.matrix(OUTPUT, hidden, vocab)?),
+                matrix: match embedding {
+                    Some(embedding) if config.tied => embedding,
+                    _ => source.matrix(output, hidden, vocab)?,
                 },
             }),
             false => None,
         };
         let factors = if config.rotary.factors { source.vector(ROPE_FACTORS)? } else { Box::default() };
-        let frequencies = config.rotary.frequencies(&factors);
-        Ok(Decoder { config, embedding, layers: loaded, head, frequencies, kv, team, scratch })
+        let frequencies_seen = config.rotary.frequencies(&factors);
+        let window_frequencies =
+            config.window.as_ref().map(|window| frequencies(config.rotary.dims, window.theta).collect());
+        Ok(Decoder {
+            weights: source.weights,
+            embedding,
+            layers: loaded?,
+            head,
+            frequencies: frequencies_seen,
+            window_frequencies: window_frequencies.unwrap_or_default(),
+            kv,
+            team,
+            scratch,
+            config,
+        })
     }
 }
 
-/// A file whose tensors are copied one by one.
+/// Where the stored row of a head's row lies. Pairs that a file keeps side by side are taken apart, for queries and keys
+/// alike, so that turning them is the same for all models; their products do not know.
+fn turned_row(rotary: &Rotary, dim: usize) -> impl Fn(usize) -> usize {
+    let (adjacent, dims) = (rotary.pairs == Pairs::Adjacent, rotary.dims as usize);
+    move |row| {
+        let (head, within) = (row / dim, row % dim);
+        let stored = match within {
+            _ if !adjacent || within >= dims => within,
+            _ if within < dims / 2 => 2 * within,
+            _ => 2 * (within - dims / 2) + 1,
+        };
+        head * dim + stored
+    }
+}
+
+/// A file whose tensors are packed one by one.
 struct Source<'a> {
     file: &'a ModelFile,
-    loaded: u64,
+    weights: Weights,
+    packed: u64,
     progress: &'a mut dyn FnMut(u64),
 }
 
 impl<'a> Source<'a> {
+    fn layer(&mut self, config: &DecoderConfig, layer: u32) -> Result<Layer, LoadError> {
+        let of = |name: &str| layer_tensor(layer, name);
+        let turned = turned_row(&config.rotary, config.head_dim as usize);
+        let turned_vector =
+            |vector: Box<[f32]>| -> Box<[f32]> { (0..vector.len()).map(|row| vector[turned(row)]).collect() };
+        let [q, k, v, output, gate_and_up, down] = layer_matrices(config);
+        let mut pack = |piece: &[(&str, usize, usize)], row: &dyn Fn(usize) -> usize| match *piece {
+            [(name, inputs, outputs)] => Ok([self.pack([(&of(name), inputs, outputs)], row)?[0]; 2]),
+            [(a, a_inputs, a_outputs), (b, b_inputs, b_outputs), ..] => {
+                self.pack([(&of(a), a_inputs, a_outputs), (&of(b), b_inputs, b_outputs)], row)
+            }
+            [] => Err(LoadError::Tensor { name: of("") }),
+        };
+        let straight = |row| row;
+        let [q, _] = pack(&q, &turned)?;
+        let [k, _] = pack(&k, &turned)?;
+        let [v, _] = pack(&v, &straight)?;
+        let [attn_output, _] = pack(&output, &straight)?;
+        let [gate, up] = pack(&gate_and_up, &straight)?;
+        let [down, _] = pack(&down, &straight)?;
+
+        let bias = match config.qkv_bias {
+            true => {
+                let q = turned_vector(self.vector(&layer_bias(layer, ATTN_Q))?);
+                let k = turned_vector(self.vector(&layer_bias(layer, ATTN_K))?);
+                let v = self.vector(&layer_bias(layer, ATTN_V))?;
+                Some([q, k, v].concat().into_boxed_slice())
+            }
+            false => None,
+        };
+        let mut optional = |wanted: bool, name: &str| match wanted {
+            true => self.vector(&of(name)).map(Some),
+            false => Ok(None),
+        };
+        Ok(Layer {
+            q_norm: optional(config.qk_norm, ATTN_Q_NORM)?.map(turned_vector),
+            k_norm: optional(config.qk_norm, ATTN_K_NORM)?.map(turned_vector),
+            post_attention_norm: optional(config.post_norms, POST_ATTENTION_NORM)?,
+            post_ffn_norm: optional(config.post_norms, POST_FFN_NORM)?,
+            attn_norm: self.vector(&of(ATTN_NORM))?,
+            ffn_norm: self.vector(&of(FFN_NORM))?,
+            qkv: [q, k, v],
+            bias,
+            attn_output,
+            gate,
+            up,
+            down,
+            window: config.window_of(layer).map(|window| window.tokens as usize),
+        })
+    }
+
     fn matrix(&mut self, name: &str, inputs: usize, outputs: usize) -> Result<Matrix, LoadError> {
-        let (entry, bytes) = self.stored(name)?;
-        let matrix = Matrix::load(entry.kind(), inputs, outputs, bytes, &mut |copied| {
-            self.file.release();
-            self.loaded += copied as u64;
-            (self.progress)(self.loaded);
+        let [matrix] = self.pack([(name, inputs, outputs)], &|row| row)?;
+        Ok(matrix)
+    }
+
+    /// Packs matrices together.
+    fn pack<const N: usize>(
+        &mut self,
+        matrices: [(&str, usize, usize); N],
+        row: &dyn Fn(usize) -> usize,
+    ) -> Result<[Matrix; N], LoadError> {
+        let Source { file, weights, packed, progress } = self;
+        let mut stored = Vec::with_capacity(N);
+        for (name, inputs, outputs) in matrices {
+            let (entry, bytes) = tensor(file, name)?;
+            stored.push(Stored { kind: entry.kind(), bytes, inputs, outputs, row });
+        }
+        let wrong = || LoadError::Tensor { name: matrices[0].0.to_owned() };
+        let stored: [Stored<'_>; N] = stored.try_into().map_err(|_| wrong())?;
+        let matrices = weights.pack(stored.each_ref(), &mut |bytes| {
+            file.release();
+            *packed += bytes as u64;
+            progress(*packed);
         });
-        matrix.ok_or_else(|| LoadError::Tensor { name: name.to_owned() })
+        matrices.ok_or_else(wrong)
     }
 
     fn vector(&mut self, name: &str) -> Result<Box<[f32]>, LoadError> {
-        let (entry, bytes) = self.stored(name)?;
+        let (entry, bytes) = tensor(self.file, name)?;
         let numbers =
             numbers(entry.kind(), bytes).ok_or_else(|| LoadError::Tensor { name: name.to_owned() })?;
-        self.loaded += entry.bytes();
-        (self.progress)(self.loaded);
+        self.packed += entry.bytes();
+        (self.progress)(self.packed);
         if !finite(&numbers) {
             return Err(LoadError::NotFinite { name: name.to_owned() });
         }
         Ok(numbers)
     }
+}
 
-    fn stored(&self, name: &str) -> Result<(&'a TensorEntry, &'a [u8]), LoadError> {
-        let missing = || ConfigError::MissingTensor { name: name.to_owned() };
-        let entry = self.file.tensor(name).ok_or_else(missing)?;
-        Ok((entry, self.file.data(entry)))
-    }
+fn tensor<'a>(file: &'a ModelFile, name: &str) -> Result<(&'a TensorEntry, &'a [u8]), LoadError> {
+    let missing = || ConfigError::MissingTensor { name: name.to_owned() };
+    let entry = file.tensor(name).ok_or_else(missing)?;
+    Ok((entry, file.data(entry)))
 }
 
 /// Numbers stored one by one; none for a type of blocks.

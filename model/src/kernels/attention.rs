@@ -1,22 +1,30 @@
-//! Grouped-query attention of some rows of one sequence over its cache.
+//! Grouped-query attention of the rows of a step over their sequences' cache.
 //!
-//! The cache is walked in blocks of [`BLOCK`] positions that begin at fixed positions; within a block the softmax is
-//! taken relative to the largest score seen so far, and blocks are merged in rising order (online softmax, Milakov and
-//! Gimelshein 2018, arXiv:1805.02867). A row sees its own position and those before it. So what a row becomes depends on
-//! its position and on the cache, not on the rows beside it.
+//! The cache is walked in splits of [`SPLIT`] positions that begin at fixed positions. A split is reduced on its own
+//! (largest score, sum of weights, weighted values), and splits are merged in rising order (online softmax, Milakov and
+//! Gimelshein 2018, arXiv:1805.02867). A row sees its own position and those before it, of a window if there is one. So
+//! what a row becomes depends on its position and on the cache, not on the rows beside it, nor on how the work is cut:
+//! several rows at once read keys and values once (prompts), or the splits of one row are shared out (decoding).
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
+mod split;
 
-use super::disjoint::Disjoint;
-use super::rowwise::{LANES, exp, sum_lanes};
-use super::team::Team;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-/// Positions of a block.
-pub(crate) const BLOCK: usize = 256;
-/// Rows of one piece of work: a block of the cache is widened to f32 once for all of them.
-const TILE_ROWS: usize = 16;
+use half::f16;
+
+use super::disjoint::Disjoint;
+use super::lanes::LANES;
+use super::team::Team;
+use crate::kv::{KvCache, PAGE};
+use split::{Merge, Partial, Reduce};
+
+/// Positions of a split.
+pub(crate) const SPLIT: usize = 4 * PAGE;
+/// Rows of one piece of work, where a sequence has several.
+const TILE_ROWS: usize = 4;
+/// Splits that are shared out before they are merged.
+const SHARED_SPLITS: usize = 64;
 
 /// The shape of the heads.
 #[derive(Debug, Clone, Copy)]
@@ -25,302 +33,292 @@ pub(crate) struct Heads {
     pub(crate) heads: usize,
     /// Key and value heads.
     pub(crate) kv_heads: usize,
-    /// Width of a head; a multiple of 8.
+    /// Width of a head.
     pub(crate) dim: usize,
 }
 
+impl Heads {
+    /// Query heads of a KV head.
+    pub(crate) fn group(self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Width of a head in the cache.
+    pub(crate) fn padded(self) -> usize {
+        self.dim.next_multiple_of(LANES)
+    }
+
+    /// Elements of one head in a page.
+    pub(crate) fn page_elements(self) -> usize {
+        PAGE * self.padded()
+    }
+}
+
 /// Consecutive rows of one sequence.
-pub(crate) struct Sequence<'a> {
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    /// Its place in the cache.
+    pub(crate) place: usize,
     /// The position of the first row.
     pub(crate) pos: usize,
     /// The first row within the batch.
     pub(crate) first_row: usize,
     /// How many.
     pub(crate) rows: usize,
-    /// The keys of the sequence: for each KV head, rows of `dim` by position. All rows' own ones are written already.
-    pub(crate) keys: &'a [f16],
-    /// The values, likewise.
-    pub(crate) values: &'a [f16],
-    /// Positions for which there is room in the cache, for each head.
-    pub(crate) context: usize,
 }
 
-/// What each thread needs for itself.
+/// One piece of work but for the KV head: some rows of one span.
+#[derive(Debug, Clone, Copy)]
+struct Tile {
+    span: Span,
+    /// The first of the span's rows, and how many.
+    start: usize,
+    rows: usize,
+}
+
+/// What attention needs beside cache and queries, allocated once.
 pub(crate) struct AttentionScratch {
-    threads: Vec<Mutex<ThreadScratch>>,
+    threads: Vec<Mutex<Reduction>>,
+    /// Totals of the (tile of one row, KV head) pairs of which the splits are shared out, and these splits.
+    shared: Vec<Partial>,
+    splits: Vec<Partial>,
+    tiles: Vec<Tile>,
 }
 
-struct ThreadScratch {
-    keys: Vec<f32>,
-    values: Vec<f32>,
-    scores: Vec<f32>,
-    /// Of each (row of the tile, head of the group): sums of values.
-    sums: Vec<f32>,
-    /// Likewise: the largest score and the sum of weights.
-    totals: Vec<(f32, f32)>,
+/// What a thread reduces: a tile's totals and the split that is merged into them next.
+struct Reduction {
+    total: Partial,
+    partial: Partial,
+    scores: Box<[[f32; SPLIT]]>,
 }
 
 impl AttentionScratch {
-    /// Scratch for a team of `threads`.
-    pub(crate) fn new(heads: Heads, threads: usize) -> Self {
-        let group = heads.heads / heads.kv_heads;
-        let threads = (0..threads).map(|_| {
-            Mutex::new(ThreadScratch {
-                keys: vec![0.0; BLOCK * heads.dim],
-                values: vec![0.0; BLOCK * heads.dim],
-                scores: vec![0.0; BLOCK],
-                sums: vec![0.0; TILE_ROWS * group * heads.dim],
-                totals: vec![(0.0, 0.0); TILE_ROWS * group],
-            })
-        });
-        AttentionScratch { threads: threads.collect() }
-    }
-
-    /// Bytes for each thread.
-    pub(crate) fn bytes_per_thread(heads: Heads) -> usize {
-        let group = heads.heads / heads.kv_heads;
-        4 * (2 * BLOCK * heads.dim + BLOCK + TILE_ROWS * group * (heads.dim + 2))
-    }
-}
-
-/// Attends with the queries of all `sequences` and writes the results to `out`; both hold rows of `heads * dim`.
-/// Queries are turned by their positions already.
-pub(crate) fn attend(
-    team: &mut Team,
-    scratch: &AttentionScratch,
-    heads: Heads,
-    sequences: &[Sequence<'_>],
-    queries: &[f32],
-    out: &mut [f32],
-) {
-    let tiles = sequences.iter().flat_map(|sequence| {
-        let starts = (0..sequence.rows).step_by(TILE_ROWS);
-        starts.map(move |start| (sequence, start..sequence.rows.min(start + TILE_ROWS)))
-    });
-    let tiles: Vec<_> = tiles.collect();
-    let out = Disjoint::new(out);
-    let width = heads.heads * heads.dim;
-    let group = heads.heads / heads.kv_heads;
-    team.for_each(tiles.len() * heads.kv_heads, &|item, thread| {
-        let (sequence, rows) = &tiles[item / heads.kv_heads];
-        let kv_head = item % heads.kv_heads;
-        // A lock that is never waited for: each thread has its own.
-        let mut scratch = scratch.threads[thread].lock().unwrap_or_else(PoisonError::into_inner);
-        let row_width = group * heads.dim;
-        let of_row = |row: usize| (sequence.first_row + row) * width + kv_head * row_width;
-        let tile = Tile {
-            dim: heads.dim,
-            group,
-            pos: sequence.pos + rows.start,
-            keys: &sequence.keys[kv_head * sequence.context * heads.dim..][..sequence.context * heads.dim],
-            values: &sequence.values[kv_head * sequence.context * heads.dim..]
-                [..sequence.context * heads.dim],
+    /// Scratch for a team of `threads`, steps of up to `rows` rows and sequences of up to `context` positions.
+    pub(crate) fn new(heads: Heads, threads: usize, rows: usize, context: usize) -> Self {
+        let tile = || Partial::new(TILE_ROWS * heads.group(), heads.padded());
+        let row = || Partial::new(heads.group(), heads.padded());
+        let reduction = || Reduction {
+            total: tile(),
+            partial: tile(),
+            scores: vec![[0.0; SPLIT]; split::QUERIES].into(),
         };
-        scratch.attend(&tile, rows.len(), &|row| {
-            let at = of_row(rows.start + row);
-            &queries[at..at + row_width]
-        });
-        for (row, sums) in rows.clone().zip(scratch.sums.chunks_exact(row_width)) {
-            let at = of_row(row);
-            // SAFETY: a (row, KV head) belongs to one item, so no two threads take the same part.
-            unsafe { out.part(at..at + row_width) }.copy_from_slice(sums);
+        let splits = context.div_ceil(SPLIT).min(SHARED_SPLITS);
+        AttentionScratch {
+            threads: (0..threads).map(|_| Mutex::new(reduction())).collect(),
+            shared: (0..shared_items(threads)).map(|_| row()).collect(),
+            splits: (0..shared_items(threads) * splits).map(|_| row()).collect(),
+            tiles: Vec::with_capacity(rows),
         }
-    });
+    }
+
+    /// Bytes for each thread, at most.
+    pub(crate) fn bytes_per_thread(heads: Heads) -> usize {
+        let partial = |queries| Partial::bytes(queries, heads.padded());
+        2 * partial(TILE_ROWS * heads.group())
+            + split::QUERIES * SPLIT * size_of::<f32>()
+            + SHARED_ITEMS_PER_THREAD * (SHARED_SPLITS + 1) * partial(heads.group())
+    }
 }
 
-/// Consecutive rows and one KV head.
-struct Tile<'a> {
-    dim: usize,
-    group: usize,
-    pos: usize,
+/// With no more (tile, KV head) pairs than this for each thread, their splits are shared out.
+const SHARED_ITEMS_PER_THREAD: usize = 2;
+
+fn shared_items(threads: usize) -> usize {
+    if threads == 1 { 0 } else { SHARED_ITEMS_PER_THREAD * threads }
+}
+
+/// The layer of a cache.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerCache<'a> {
+    pub(crate) cache: &'a KvCache,
+    /// Counted from the shard's first.
+    pub(crate) layer: usize,
+    /// Positions that a row sees, its own included, if not all.
+    pub(crate) window: Option<usize>,
+}
+
+/// One KV head of one sequence in one layer.
+#[derive(Clone, Copy)]
+struct View<'a> {
     keys: &'a [f16],
     values: &'a [f16],
+    pages: &'a [u32],
+    heads: Heads,
+    kv_head: usize,
 }
 
-impl ThreadScratch {
-    /// Leaves the results in `sums`, by row and head of the group.
-    fn attend<'q>(&mut self, tile: &Tile<'_>, rows: usize, queries: &dyn Fn(usize) -> &'q [f32]) {
-        let Tile { dim, group, pos, .. } = *tile;
-        let scale = 1.0 / (dim as f32).sqrt();
-        self.sums[..rows * group * dim].fill(0.0);
-        self.totals[..rows * group].fill((f32::NEG_INFINITY, 0.0));
-        // One past the last position that any row sees.
-        let end = pos + rows;
-        for start in (0..end).step_by(BLOCK) {
-            let seen = BLOCK.min(end - start);
-            tile.keys[start * dim..(start + seen) * dim].convert_to_f32_slice(&mut self.keys[..seen * dim]);
-            tile.values[start * dim..(start + seen) * dim]
-                .convert_to_f32_slice(&mut self.values[..seen * dim]);
-            for row in 0..rows {
-                let Some(seen) = (pos + row + 1).checked_sub(start).filter(|&seen| seen > 0) else {
-                    continue;
-                };
-                let seen = seen.min(BLOCK);
-                for (head, query) in queries(row).chunks_exact(dim).enumerate() {
-                    let index = row * group + head;
-                    let total = &mut self.totals[index];
-                    let sums = &mut self.sums[index * dim..(index + 1) * dim];
-                    let (keys, values) = (&self.keys[..seen * dim], &self.values[..seen * dim]);
-                    merge(&Block { query, scale, keys, values }, &mut self.scores[..seen], total, sums);
-                }
-            }
+impl<'a> View<'a> {
+    /// The keys and the values of a page, by its index in the sequence.
+    #[inline(always)]
+    fn page(&self, index: usize) -> (&'a [f16], &'a [f16]) {
+        let size = self.heads.page_elements();
+        let start = (self.pages[index] as usize * self.heads.kv_heads + self.kv_head) * size;
+        (&self.keys[start..start + size], &self.values[start..start + size])
+    }
+}
+
+/// Attends with the queries of all spans and writes the results to `out`, rows of `heads * dim`; row r's queries begin at
+/// `queries[r * stride]`, turned by their positions and scaled. Keys and values of all rows are in the cache.
+pub(crate) fn attend(
+    team: &mut Team,
+    scratch: &mut AttentionScratch,
+    heads: Heads,
+    layer: LayerCache<'_>,
+    spans: &[Span],
+    (queries, stride): (&[f32], usize),
+    out: &mut [f32],
+) {
+    let path = team.path();
+    let AttentionScratch { threads, shared, splits, tiles } = scratch;
+    tiles.clear();
+    for &span in spans {
+        let starts = (0..span.rows).step_by(TILE_ROWS);
+        tiles.extend(starts.map(|start| Tile { span, start, rows: TILE_ROWS.min(span.rows - start) }));
+    }
+    let range = layer.cache.layer(layer.layer);
+    let (keys, values) = (&layer.cache.keys[range.clone()], &layer.cache.values[range]);
+    let items = tiles.len() * heads.kv_heads;
+    let attention = |item: usize| {
+        let Tile { span, start, rows } = tiles[item / heads.kv_heads];
+        let kv_head = item % heads.kv_heads;
+        Attention {
+            view: View { keys, values, pages: layer.cache.pages().of(span.place), heads, kv_head },
+            window: layer.window,
+            pos: span.pos + start,
+            rows,
+            first_row: span.first_row + start,
+            queries,
+            stride,
         }
-        for (&(_, weight), sums) in self.totals.iter().zip(self.sums.chunks_exact_mut(dim)).take(rows * group)
-        {
-            sums.iter_mut().for_each(|sum| *sum /= weight);
+    };
+
+    let out = Disjoint::new(out);
+    let one_row_each = tiles.iter().all(|tile| tile.rows == 1);
+    let longest = tiles.iter().map(|tile| tile.span.pos + tile.span.rows).max().unwrap_or(0);
+    if one_row_each && items <= shared.len() && longest > SPLIT {
+        let shared = &mut shared[..items];
+        share_out(team, &attention, shared, splits, threads);
+        for (item, total) in shared.iter_mut().enumerate() {
+            attention(item).store(total, &out);
         }
+        return;
     }
-}
-
-/// What one head's query meets in one block of the cache.
-struct Block<'a> {
-    query: &'a [f32],
-    scale: f32,
-    keys: &'a [f32],
-    values: &'a [f32],
-}
-
-/// Merges one block into a (largest score, sum of weights) and the sums of values. `scores` has room for one number for
-/// each position.
-fn merge(block: &Block<'_>, scores: &mut [f32], total: &mut (f32, f32), sums: &mut [f32]) {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has AVX2.
-        return unsafe { merge_avx2(block, scores, total, sums) };
-    }
-    merge_lanes(block, scores, total, sums);
-}
-
-/// The same operations in the same order, so the same bits, in wider registers.
-///
-/// # Safety
-/// The processor has AVX2.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn merge_avx2(block: &Block<'_>, scores: &mut [f32], total: &mut (f32, f32), sums: &mut [f32]) {
-    merge_lanes(block, scores, total, sums);
-}
-
-#[inline(always)]
-fn merge_lanes(block: &Block<'_>, scores: &mut [f32], total: &mut (f32, f32), sums: &mut [f32]) {
-    let dim = block.query.len();
-    let mut largest = total.0;
-    for (score, key) in scores.iter_mut().zip(block.keys.chunks_exact(dim)) {
-        *score = dot(block.query, key) * block.scale;
-        largest = if *score > largest { *score } else { largest };
-    }
-    // e^(-inf - x) is not needed: the first block has nothing to merge with.
-    let keep = if total.1 == 0.0 { 0.0 } else { exp(total.0 - largest) };
-    let mut lanes = [0f32; LANES];
-    for scores in scores.chunks_mut(LANES) {
-        for (score, lane) in scores.iter_mut().zip(&mut lanes) {
-            *score = exp(*score - largest);
-            *lane += *score;
+    team.for_each(items, &|item, thread| {
+        let attention = attention(item);
+        // A lock that is never waited for: each thread has its own.
+        let mut reduction = threads[thread].lock().unwrap_or_else(PoisonError::into_inner);
+        let Reduction { total, partial, scores } = &mut *reduction;
+        total.clear(attention.queries());
+        for split in attention.splits() {
+            path.run(Reduce { attention: &attention, split, scores, partial });
+            path.run(Merge { total, partial });
         }
-    }
-    *total = (largest, total.1 * keep + sum_lanes(lanes));
-    sums.iter_mut().for_each(|sum| *sum *= keep);
-    for (&weight, value) in scores.iter().zip(block.values.chunks_exact(dim)) {
-        for (sum, &value) in sums.iter_mut().zip(value) {
-            *sum += weight * value;
-        }
-    }
+        attention.store(total, &out);
+    });
 }
 
-/// The dot product of two rows of a multiple of 8 elements.
-#[inline(always)]
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0f32; LANES];
-    for (a, b) in a.chunks_exact(LANES).zip(b.chunks_exact(LANES)) {
-        for ((lane, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
-            *lane += a * b;
-        }
+/// Reduces tiles of one row each to `totals`, every split an item of its own. `splits` has as many places for each.
+fn share_out<'a>(
+    team: &mut Team,
+    attention: &(dyn Fn(usize) -> Attention<'a> + Sync),
+    totals: &mut [Partial],
+    splits: &mut [Partial],
+    threads: &[Mutex<Reduction>],
+) {
+    let path = team.path();
+    let items = totals.len();
+    let most = (0..items).map(|item| attention(item).splits().len()).max().unwrap_or(0);
+    let per_wave = splits.len() / items;
+    for (item, total) in totals.iter_mut().enumerate() {
+        total.clear(attention(item).queries());
     }
-    sum_lanes(lanes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HEADS: Heads = Heads { heads: 6, kv_heads: 2, dim: 16 };
-    const CONTEXT: usize = 700;
-
-    fn noise(len: usize, seed: u32) -> Vec<f32> {
-        let mut state = seed;
-        let next = |_| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..len).map(next).collect()
-    }
-
-    fn cache(seed: u32) -> Vec<f16> {
-        noise(HEADS.kv_heads * CONTEXT * HEADS.dim, seed).into_iter().map(f16::from_f32).collect()
-    }
-
-    fn run(threads: usize, pos: usize, rows: usize, queries: &[f32]) -> Vec<f32> {
-        let (keys, values) = (cache(1), cache(2));
-        let mut team = Team::new(threads).unwrap();
-        let scratch = AttentionScratch::new(HEADS, threads);
-        let mut out = vec![f32::NAN; queries.len()];
-        let sequence = Sequence { pos, first_row: 0, rows, keys: &keys, values: &values, context: CONTEXT };
-        attend(&mut team, &scratch, HEADS, &[sequence], queries, &mut out);
-        out
-    }
-
-    #[test]
-    fn agrees_with_softmax_in_f64() {
-        let (pos, rows) = (500, 40);
-        let width = HEADS.heads * HEADS.dim;
-        let queries: Vec<f32> = noise(rows * width, 3).iter().map(|x| x * 4.0).collect();
-        let (keys, values) = (cache(1), cache(2));
-        let out = run(2, pos, rows, &queries);
-        for row in 0..rows {
-            for head in 0..HEADS.heads {
-                let kv_head = head / (HEADS.heads / HEADS.kv_heads);
-                let of = |cache: &[f16], pos: usize, d: usize| {
-                    cache[(kv_head * CONTEXT + pos) * HEADS.dim + d].to_f64()
-                };
-                let at = row * width + head * HEADS.dim;
-                let scores: Vec<f64> = (0..=pos + row)
-                    .map(|p| {
-                        (0..HEADS.dim).map(|d| f64::from(queries[at + d]) * of(&keys, p, d)).sum::<f64>()
-                            / 4.0
-                    })
-                    .collect();
-                let total: f64 = scores.iter().map(|s| s.exp()).sum();
-                for d in 0..HEADS.dim {
-                    let sum: f64 = scores.iter().enumerate().map(|(p, s)| s.exp() * of(&values, p, d)).sum();
-                    let error = (sum / total - f64::from(out[at + d])).abs();
-                    assert!(error < 1e-5, "row {row} head {head} dim {d}: {error}");
-                }
+    for wave in (0..most).step_by(per_wave) {
+        let of_wave = |item: usize| attention(item).splits().skip(wave).take(per_wave);
+        let places = Disjoint::new(splits);
+        team.for_each(items * per_wave.min(most - wave), &|index, thread| {
+            let (item, at) = (index % items, index / items);
+            let Some(split) = of_wave(item).nth(at) else { return };
+            let mut reduction = threads[thread].lock().unwrap_or_else(PoisonError::into_inner);
+            let place = item * per_wave + at;
+            // SAFETY: every item of work has a place of its own.
+            let partial = &mut unsafe { places.part(place..place + 1) }[0];
+            path.run(Reduce { attention: &attention(item), split, scores: &mut reduction.scores, partial });
+        });
+        for (item, total) in totals.iter_mut().enumerate() {
+            for (_, partial) in of_wave(item).zip(&splits[item * per_wave..]) {
+                path.run(Merge { total, partial });
             }
         }
     }
+}
 
-    #[test]
-    fn wider_registers_give_the_same_bits() {
-        let (keys, values) = (noise(100 * 24, 5), noise(100 * 24, 6));
-        let query = noise(24, 7);
-        let block = Block { query: &query, scale: 0.3, keys: &keys, values: &values };
-        let mut plain = ((0.1, 2.0), vec![0.5; 24]);
-        let mut wide = plain.clone();
-        merge_lanes(&block, &mut [0.0; 100], &mut plain.0, &mut plain.1);
-        merge(&block, &mut [0.0; 100], &mut wide.0, &mut wide.1);
-        assert_eq!(wide, plain);
+/// What some rows of one span ask of one KV head.
+struct Attention<'a> {
+    view: View<'a>,
+    window: Option<usize>,
+    /// The position of the first row.
+    pos: usize,
+    rows: usize,
+    /// That row's place in the batch.
+    first_row: usize,
+    queries: &'a [f32],
+    stride: usize,
+}
+
+impl Attention<'_> {
+    /// Queries: for each row, those of the group's heads.
+    fn queries(&self) -> usize {
+        self.rows * self.view.heads.group()
     }
 
-    #[test]
-    fn bits_do_not_depend_on_chunk_or_threads() {
-        let (pos, rows) = (230, 60);
-        let width = HEADS.heads * HEADS.dim;
-        let queries = noise(rows * width, 4);
-        let whole = run(1, pos, rows, &queries);
-        assert_eq!(whole, run(3, pos, rows, &queries));
-        for row in 0..rows {
-            let alone = run(1, pos + row, 1, &queries[row * width..(row + 1) * width]);
-            assert_eq!(alone, whole[row * width..(row + 1) * width], "row {row}");
+    /// The positions that the first row sees from, to the one that the last sees to.
+    fn seen(&self) -> Range<usize> {
+        self.row_sees(0).start..self.row_sees(self.rows - 1).end
+    }
+
+    fn row_sees(&self, row: usize) -> Range<usize> {
+        let end = self.pos + row + 1;
+        self.window.map_or(0, |window| end.saturating_sub(window))..end
+    }
+
+    /// The splits that hold something that is seen.
+    fn splits(&self) -> Range<usize> {
+        let seen = self.seen();
+        seen.start / SPLIT..seen.end.div_ceil(SPLIT)
+    }
+
+    /// A query.
+    #[inline(always)]
+    fn query(&self, query: usize) -> &[f32] {
+        let Heads { dim, .. } = self.view.heads;
+        let group = self.view.heads.group();
+        let row = self.first_row + query / group;
+        let at = row * self.stride + (self.view.kv_head * group + query % group) * dim;
+        &self.queries[at..at + dim]
+    }
+
+    /// Divides the totals by their weights and stores them in rows of all heads.
+    fn store(&self, total: &mut Partial, out: &Disjoint<'_, f32>) {
+        let heads = self.view.heads;
+        for query in 0..self.queries() {
+            let row = self.first_row + query / heads.group();
+            let head = self.view.kv_head * heads.group() + query % heads.group();
+            let at = (row * heads.heads + head) * heads.dim;
+            // SAFETY: a (row, head) belongs to one tile and KV head, which one thread stores.
+            let to = unsafe { out.part(at..at + heads.dim) };
+            let inverse = 1.0 / total.weight(query);
+            for (to, value) in to.iter_mut().zip(total.values(query)) {
+                *to = value * inverse;
+            }
         }
+    }
+
+    /// The positions within a split that a query sees.
+    #[inline(always)]
+    fn sees(&self, query: usize, split: usize) -> Range<usize> {
+        let seen = self.row_sees(query / self.view.heads.group());
+        let start = split * SPLIT;
+        let within = |pos: usize| pos.saturating_sub(start).min(SPLIT);
+        within(seen.start)..within(seen.end)
     }
 }

@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
 use std::{hint, io, thread};
 
+use super::lanes::Path;
+
 /// Turns of the spin loop before a thread without work sleeps: some 50 microseconds, longer than the serial parts
 /// between two operations of a step and far shorter than the time between two steps.
 const SPIN_TURNS: u32 = 2_000;
@@ -25,10 +27,11 @@ pub(crate) const MAX_THREADS: usize = 256;
 /// Work on one item, by its index and the index of the thread that computes it (below [`Team::threads`]).
 type Work<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
-/// Some threads that compute together.
+/// Some threads that compute together, and the instructions that they use.
 pub(crate) struct Team {
     shared: Arc<Shared>,
     members: Vec<Member>,
+    path: Path,
 }
 
 struct Member {
@@ -73,7 +76,7 @@ impl Team {
             panicked: AtomicBool::new(false),
             work: UnsafeCell::new(None),
         });
-        let mut team = Team { shared, members: Vec::new() };
+        let mut team = Team { shared, members: Vec::new(), path: Path::best() };
         for index in 1..threads.clamp(1, MAX_THREADS) {
             let shared = Arc::clone(&team.shared);
             let asleep = Arc::new(AtomicBool::new(false));
@@ -91,6 +94,17 @@ impl Team {
     /// Threads, the caller included.
     pub(crate) fn threads(&self) -> usize {
         self.members.len() + 1
+    }
+
+    /// The instructions that the kernels use.
+    pub(crate) fn path(&self) -> Path {
+        self.path
+    }
+
+    /// Lets the kernels use other instructions, one of [`Path::available`].
+    #[cfg(test)]
+    pub(crate) fn set_path(&mut self, path: Path) {
+        self.path = path;
     }
 
     /// Computes the items `0..items`, each exactly once, and returns when all are done.

@@ -177,8 +177,15 @@ fn kernels_agree(model: &SyntheticModel) {
     let tokens = tokens(40);
     let reference = load(&file, 0..model.layers);
     let expected = reference.forward(&mut reference.cache(40).unwrap(), &tokens, 0).unwrap();
-    let loading =
-        Loading { file: &file, layers: 0..model.layers, context: 64, slots: 1, threads: 1, rows: 128 };
+    let loading = Loading {
+        file: &file,
+        layers: 0..model.layers,
+        context: 64,
+        slots: 1,
+        threads: 1,
+        rows: 128,
+        sampled: 4,
+    };
     let mut kernels = decoder::Decoder::load(&loading, &mut |_| ()).unwrap();
     kernels.forward(&[Rows { slot: 0, pos: 0, tokens: &tokens }], &[]).unwrap();
     for row in [0, 17, 39] {

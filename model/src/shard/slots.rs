@@ -179,6 +179,15 @@ pub enum StepError {
         /// The row.
         row: usize,
     },
+    /// No page of the cache is left; the head plans so that this does not happen.
+    #[error("step {step}: the KV cache is full; the head planned more than there is room for")]
+    Full {
+        /// The step.
+        step: u64,
+        /// How many pages there are.
+        #[source]
+        source: crate::kv::Full,
+    },
     /// No token can be chosen, most likely because the logits are broken.
     #[error("step {step}: no token can be chosen in slot {slot}")]
     Sample {

@@ -110,7 +110,8 @@ fn agrees_with_a_reference_in_f64() {
             ..SyntheticModel::default()
         };
         let file = open(&model);
-        let loading = Loading { file: &file, layers: 0..3, context: 64, slots: 2, threads: 1, rows: 130 };
+        let loading =
+            Loading { file: &file, layers: 0..3, context: 64, slots: 2, threads: 1, rows: 130, sampled: 4 };
         let mut decoder = Decoder::load(&loading, &mut |_| {}).unwrap();
         let reference = Reference::new(&file, &model);
         let tokens: Vec<u32> = (0..24).map(|i| (i * 37 + 11) % 320).collect();

@@ -1,0 +1,68 @@
+//! Large zeroed memory on large pages, where the system gives them.
+//!
+//! Reading weights is most of what decoding does, and with pages of 4 KiB a good part of that is looking up pages. So
+//! memory comes from anonymous maps that ask for transparent huge pages (Linux); whether they were given shows in
+//! [`huge_bytes`].
+
+use std::ops::{Deref, DerefMut};
+
+use memmap2::{MmapMut, MmapOptions};
+
+/// Size of a large page on the processors that we know.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// A type of which every pattern of bits is a value, zero bits among them.
+///
+/// # Safety
+/// Implement it only for types without padding, pointers or forbidden patterns.
+pub(crate) unsafe trait Plain: Copy + Send + Sync + 'static {}
+
+// SAFETY: bytes.
+unsafe impl Plain for u8 {}
+// SAFETY: 16 bits of a floating-point number.
+unsafe impl Plain for half::f16 {}
+
+/// A slice in a map of its own. Its pages are provided when they are first written.
+pub(crate) struct Arena<T> {
+    map: Option<MmapMut>,
+    /// Bytes before the first element, which begins at a large page.
+    skip: usize,
+    len: usize,
+    of: std::marker::PhantomData<T>,
+}
+
+impl<T: Plain> Arena<T> {
+    /// `len` zeros, or none if there is no such room.
+    pub(crate) fn zeroed(len: usize) -> Option<Arena<T>> {
+        let bytes = len.checked_mul(size_of::<T>())?;
+        if bytes == 0 {
+            return Some(Arena { map: None, skip: 0, len: 0, of: std::marker::PhantomData });
+        }
+        let map = MmapOptions::new().len(bytes.checked_add(HUGE_PAGE)?).map_anon().ok()?;
+        let skip = map.as_ptr().align_offset(HUGE_PAGE).min(HUGE_PAGE);
+        #[cfg(target_os = "linux")]
+        if let Err(error) = map.advise_range(memmap2::Advice::HugePage, skip, bytes) {
+            tracing::debug!(%error, "no large pages: reading weights will be slower");
+        }
+        Some(Arena { map: Some(map), skip, len, of: std::marker::PhantomData })
+    }
+}
+
+impl<T: Plain> Deref for Arena<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        let Some(map) = &self.map else { return &[] };
+        // SAFETY: the map has room for `len` elements behind `skip`, where it is aligned to a large page; every pattern of
+        // bits is a value.
+        unsafe { std::slice::from_raw_parts(map.as_ptr().add(self.skip).cast(), self.len) }
+    }
+}
+
+impl<T: Plain> DerefMut for Arena<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        let Some(map) = &mut self.map else { return &mut [] };
+        // SAFETY: as above, and the map is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(map.as_mut_ptr().add(self.skip).cast(), self.len) }
+    }
+}

@@ -1,0 +1,273 @@
+//! Reduces one split of the cache for some queries, and merges what was reduced.
+
+use std::ops::Range;
+
+use half::f16;
+
+use super::super::lanes::{Kernel, LANES, Lanes};
+use super::{Attention, SPLIT};
+use crate::kv::PAGE;
+
+/// Queries whose scores are computed together: each element of the cache that is read serves all of them.
+pub(super) const QUERIES: usize = 4;
+/// Groups of sixteen positions in a page.
+const POSITION_GROUPS: usize = PAGE / LANES;
+
+/// For each of some queries: the largest score, the sum of the weights e^(score - largest), and the values times their
+/// weights.
+pub(crate) struct Partial {
+    /// Largest and sum.
+    totals: Vec<(f32, f32)>,
+    values: Vec<f32>,
+    padded: usize,
+}
+
+impl Partial {
+    /// Room for so many queries of heads of `padded` dimensions.
+    pub(super) fn new(queries: usize, padded: usize) -> Partial {
+        Partial { totals: vec![NOTHING; queries], values: vec![0.0; queries * padded], padded }
+    }
+
+    /// What [`Partial::new`] allocates, and itself.
+    pub(super) fn bytes(queries: usize, padded: usize) -> usize {
+        size_of::<Partial>() + queries * (size_of::<(f32, f32)>() + padded * size_of::<f32>())
+    }
+
+    /// Nothing seen, for so many queries; not more than there is room for.
+    pub(super) fn clear(&mut self, queries: usize) {
+        self.totals.truncate(queries);
+        self.totals.fill(NOTHING);
+        self.totals.resize(queries, NOTHING);
+    }
+
+    /// The sum of a query's weights.
+    pub(super) fn weight(&self, query: usize) -> f32 {
+        self.totals[query].1
+    }
+
+    /// The sums of a query's values.
+    pub(super) fn values(&self, query: usize) -> &[f32] {
+        &self.values[query * self.padded..(query + 1) * self.padded]
+    }
+}
+
+/// Of no position: what is merged with it stays as it is.
+const NOTHING: (f32, f32) = (f32::NEG_INFINITY, 0.0);
+
+/// Reduces one split for all queries of an attention.
+pub(super) struct Reduce<'a, 'b> {
+    pub(super) attention: &'a Attention<'b>,
+    pub(super) split: usize,
+    pub(super) scores: &'a mut [[f32; SPLIT]],
+    pub(super) partial: &'a mut Partial,
+}
+
+impl Kernel for Reduce<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(mut self, lanes: L) {
+        let queries = self.attention.queries();
+        self.partial.clear(queries);
+        let mut query = 0;
+        while query < queries {
+            query += match queries - query {
+                1 => self.reduce::<L, 1>(lanes, query),
+                2 => self.reduce::<L, 2>(lanes, query),
+                3 => self.reduce::<L, 3>(lanes, query),
+                _ => self.reduce::<L, 4>(lanes, query),
+            };
+        }
+    }
+}
+
+impl Reduce<'_, '_> {
+    /// Reduces `N` queries from `first` on.
+    #[inline(always)]
+    fn reduce<L: Lanes, const N: usize>(&mut self, lanes: L, first: usize) -> usize {
+        let sees: [Range<usize>; N] = std::array::from_fn(|n| self.attention.sees(first + n, self.split));
+        // Rows follow each other, so the first query's range begins first and the last one's ends last. Where one sees
+        // nothing its range is empty.
+        let seen = sees[0].start.min(sees[N - 1].start)..sees[N - 1].end;
+        if seen.is_empty() {
+            return N;
+        }
+        self.score::<L, N>(lanes, first, seen.clone());
+        for (n, sees) in sees.into_iter().enumerate() {
+            if !sees.is_empty() {
+                self.partial.totals[first + n] = weigh(lanes, &mut self.scores[n], sees, seen.clone());
+            } else {
+                self.scores[n][seen.clone()].fill(0.0);
+            }
+        }
+        self.sum_values::<L, N>(lanes, first, seen);
+        N
+    }
+
+    /// The scores of the pages that hold `seen`.
+    #[inline(always)]
+    fn score<L: Lanes, const N: usize>(&mut self, lanes: L, first: usize, seen: Range<usize>) {
+        let queries: [&[f32]; N] = std::array::from_fn(|n| self.attention.query(first + n));
+        let dim = queries[0].len();
+        // Positions scored at once, in groups of sixteen: as many sums as fit the registers.
+        let at_once = if L::ACCUMULATORS >= 16 { POSITION_GROUPS } else { 1 };
+        for page in seen.start / PAGE..seen.end.div_ceil(PAGE) {
+            let (keys, _) = self.attention.view.page(self.split * (SPLIT / PAGE) + page);
+            let rows = keys.as_chunks::<LANES>().0;
+            let per_group = rows.len() / POSITION_GROUPS;
+            for groups in (0..POSITION_GROUPS).step_by(at_once) {
+                let mut sums = [[lanes.splat(0.0); POSITION_GROUPS]; N];
+                for d in 0..dim {
+                    let mut keys = [lanes.splat(0.0); POSITION_GROUPS];
+                    for (group, keys) in keys.iter_mut().enumerate().take(at_once) {
+                        *keys = lanes.load_f16(&rows[(groups + group) * per_group + d]);
+                    }
+                    for (sums, query) in sums.iter_mut().zip(queries) {
+                        let element = lanes.splat(query[d]);
+                        for (sum, &keys) in sums.iter_mut().zip(&keys).take(at_once) {
+                            *sum = lanes.fma(element, keys, *sum);
+                        }
+                    }
+                }
+                for (sums, scores) in sums.iter().zip(self.scores.iter_mut()) {
+                    let places = scores.as_chunks_mut::<LANES>().0;
+                    for (group, &sum) in sums.iter().enumerate().take(at_once) {
+                        lanes.store(&mut places[page * POSITION_GROUPS + groups + group], sum);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The values of `seen`, times their weights.
+    #[inline(always)]
+    fn sum_values<L: Lanes, const N: usize>(&mut self, lanes: L, first: usize, seen: Range<usize>) {
+        /// Vectors of dimensions that are summed at once.
+        const WIDE: usize = 4;
+        let at_once = (L::ACCUMULATORS / N).clamp(1, WIDE);
+        let padded = self.partial.padded;
+        let vectors = padded / LANES;
+        let mut start = 0;
+        while start < vectors {
+            let count = at_once.min(vectors - start);
+            let mut sums = [[lanes.splat(0.0); WIDE]; N];
+            for page in seen.start / PAGE..seen.end.div_ceil(PAGE) {
+                let (_, values) = self.attention.view.page(self.split * (SPLIT / PAGE) + page);
+                let rows = values.as_chunks::<LANES>().0.chunks_exact(vectors);
+                let positions = seen.start.max(page * PAGE)..seen.end.min((page + 1) * PAGE);
+                let rows = positions.clone().zip(rows.skip(positions.start - page * PAGE));
+                if count == WIDE {
+                    add_values::<L, N, WIDE>(lanes, rows, start, self.scores, &mut sums);
+                } else {
+                    for vector in 0..count {
+                        let mut one = sums.map(|sums| [sums[vector]]);
+                        add_values::<L, N, 1>(lanes, rows.clone(), start + vector, self.scores, &mut one);
+                        for (sums, one) in sums.iter_mut().zip(one) {
+                            sums[vector] = one[0];
+                        }
+                    }
+                }
+            }
+            for (n, sums) in sums.iter().enumerate() {
+                let at = (first + n) * padded;
+                let places = self.partial.values[at..at + padded].as_chunks_mut::<LANES>().0;
+                for (place, &sum) in places[start..].iter_mut().zip(&sums[..count]) {
+                    lanes.store(place, sum);
+                }
+            }
+            start += count;
+        }
+    }
+}
+
+/// Adds the values of some positions, of `W` vectors of dimensions from `start` on; each position comes with its row.
+#[inline(always)]
+fn add_values<'a, L: Lanes, const N: usize, const W: usize>(
+    lanes: L,
+    rows: impl Iterator<Item = (usize, &'a [[f16; LANES]])>,
+    start: usize,
+    weights: &[[f32; SPLIT]],
+    sums: &mut [[L::F32; W]; N],
+) {
+    for (position, row) in rows {
+        let row = &row[start..][..W];
+        let values: [L::F32; W] = std::array::from_fn(|vector| lanes.load_f16(&row[vector]));
+        for (sums, weights) in sums.iter_mut().zip(weights) {
+            let weight = lanes.splat(weights[position]);
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum = lanes.fma(weight, value, *sum);
+            }
+        }
+    }
+}
+
+/// Makes weights of one query's scores: e^(score - largest) where it sees, 0 in the rest of `seen`. Returns the largest
+/// score and the sum of the weights.
+#[inline(always)]
+fn weigh<L: Lanes>(
+    lanes: L,
+    scores: &mut [f32; SPLIT],
+    sees: Range<usize>,
+    seen: Range<usize>,
+) -> (f32, f32) {
+    let places = scores.as_chunks_mut::<LANES>().0;
+    let pieces = seen.start / LANES..seen.end.div_ceil(LANES);
+    let only = |piece: usize, numbers: L::F32, rest: L::F32| {
+        let within = |position: usize| position.saturating_sub(piece * LANES).min(LANES);
+        lanes.first(within(sees.end), lanes.first(within(sees.start), rest, numbers), rest)
+    };
+    let mut largest = lanes.splat(f32::NEG_INFINITY);
+    for piece in pieces.clone() {
+        let scores = only(piece, lanes.load(&places[piece]), lanes.splat(f32::NEG_INFINITY));
+        largest = lanes.max(scores, largest);
+    }
+    let largest = lanes.largest(largest);
+    let mut sum = lanes.splat(0.0);
+    for piece in pieces {
+        let weights = lanes.exp(lanes.sub(lanes.load(&places[piece]), lanes.splat(largest)));
+        let weights = only(piece, weights, lanes.splat(0.0));
+        sum = lanes.add(sum, weights);
+        lanes.store(&mut places[piece], weights);
+    }
+    (largest, lanes.sum(sum))
+}
+
+/// Merges a split into the totals of the splits before it.
+pub(super) struct Merge<'a> {
+    pub(super) total: &'a mut Partial,
+    pub(super) partial: &'a Partial,
+}
+
+impl Kernel for Merge<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let padded = self.partial.padded;
+        let exp = |x: f32| {
+            let mut lane = [0.0; LANES];
+            lanes.store(&mut lane, lanes.exp(lanes.splat(x)));
+            lane[0]
+        };
+        for (query, &(largest, weight)) in self.partial.totals.iter().enumerate() {
+            let total = &mut self.total.totals[query];
+            let totals = self.total.values[query * padded..(query + 1) * padded].as_chunks_mut::<LANES>().0;
+            let values = self.partial.values[query * padded..(query + 1) * padded].as_chunks::<LANES>().0;
+            if weight == 0.0 {
+                continue;
+            }
+            if total.1 == 0.0 {
+                *total = (largest, weight);
+                totals.copy_from_slice(values);
+                continue;
+            }
+            let both = if largest > total.0 { largest } else { total.0 };
+            let (keep, take) = (exp(total.0 - both), exp(largest - both));
+            *total = (both, total.1 * keep + weight * take);
+            for (total, values) in totals.iter_mut().zip(values) {
+                let kept = lanes.mul(lanes.load(total), lanes.splat(keep));
+                lanes.store(total, lanes.fma(lanes.load(values), lanes.splat(take), kept));
+            }
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! Weights as they are stored for the kernels: tiles of 16 rows and 32 columns.
+//!
+//! A file keeps one row after the other; a kernel that reads it so has to add up across a register for each output. Here
+//! a lane is a row, four neighbouring columns of it are one 32-bit element, and one activation serves sixteen
+//! outputs. The tiles of the same sixteen rows follow each other along the columns, so a product reads one stream.
+//!
+//! A weight is `factor * (integer - OFFSET)`, or `factor * integer + minimum`. All types of ggml become one of six
+//! tiles; those of K-quants whose factors are products (a super-block's times a sub-block's) get them multiplied out,
+//! rounded to f16, which changes a weight by at most 1/2048 of itself.
+
+pub(super) mod pack;
+
+use half::f16;
+
+use super::activations::Int8Block;
+use super::lanes::{LANES, Lanes};
+
+/// Columns of a tile.
+pub(crate) const COLUMNS: usize = 32;
+/// Groups of four columns in a tile.
+pub(super) const GROUPS: usize = COLUMNS / 4;
+
+/// Four columns of sixteen rows: byte `4 * row + column`.
+type Quads = [u8; 4 * LANES];
+/// A number for each row.
+type PerRow = [f16; LANES];
+
+/// Sixteen rows of 32 weights.
+///
+/// # Safety
+/// Made of integers and `f16` without padding, so that every pattern of bits is a value.
+pub(super) unsafe trait Tile: Sized + Send + Sync + 'static {
+    /// Is taken off every integer.
+    const OFFSET: i32;
+    /// The bytes are from -127 to 127 and not from 0 to 63.
+    const SIGNED: bool = false;
+    /// Products of so many groups fit the 16-bit sums of [`Lanes::dot`].
+    const GROUPS_PER_FLUSH: usize;
+    /// Whether the first and the last 16 columns have a factor each.
+    const HALVES: bool;
+
+    /// The integers of a group of columns.
+    fn integers<L: Lanes>(&self, lanes: L, group: usize) -> L::Bytes;
+
+    /// Of a half (the first where there are none).
+    fn factors(&self, half: usize) -> &PerRow;
+
+    /// Of a half, if the type has minima.
+    fn minima(&self, half: usize) -> Option<&PerRow>;
+}
+
+/// Q4_0.
+#[repr(C)]
+pub(super) struct Nibbles {
+    factors: PerRow,
+    /// Group j in the low bits, group j + 4 in the high ones.
+    nibbles: [Quads; 4],
+}
+
+/// Q4_1, Q4_K.
+#[repr(C)]
+pub(super) struct NibblesMinimum {
+    factors: PerRow,
+    minima: PerRow,
+    nibbles: [Quads; 4],
+}
+
+/// Q5_0.
+#[repr(C)]
+pub(super) struct Fives {
+    factors: PerRow,
+    nibbles: [Quads; 4],
+    /// Bit j is the fifth bit of group j.
+    fifth: Quads,
+}
+
+/// Q5_1, Q5_K.
+#[repr(C)]
+pub(super) struct FivesMinimum {
+    factors: PerRow,
+    minima: PerRow,
+    nibbles: [Quads; 4],
+    fifth: Quads,
+}
+
+/// Q6_K.
+#[repr(C)]
+pub(super) struct Sixes {
+    factors: [PerRow; 2],
+    nibbles: [Quads; 4],
+    /// Bits 2j and 2j + 1 are the fifth and sixth bit of group j, or j + 4.
+    upper: [Quads; 2],
+}
+
+/// Q2_K and Q3_K: the integers have fewer bits, but the two halves of a tile a factor each.
+#[repr(C)]
+pub(super) struct NibbleHalves<const OFFSET: i32> {
+    factors: [PerRow; 2],
+    minima: [PerRow; 2],
+    nibbles: [Quads; 4],
+}
+
+/// Q8_0. The integer -128, which no quantiser makes, becomes -127.
+#[repr(C)]
+pub(super) struct Bytes {
+    factors: PerRow,
+    integers: [Quads; GROUPS],
+}
+
+#[inline(always)]
+fn nibble<L: Lanes>(lanes: L, nibbles: &[Quads; 4], group: usize) -> L::Bytes {
+    let both = lanes.bytes(&nibbles[group % 4]);
+    if group < 4 { lanes.low(both) } else { lanes.high(both) }
+}
+
+#[inline(always)]
+fn five<L: Lanes>(lanes: L, nibbles: &[Quads; 4], fifth: &Quads, group: usize) -> L::Bytes {
+    let fifth = lanes.bytes(fifth);
+    // Where the bit would have to move left, all bits do first, and then it moves right.
+    let bit = match group {
+        0..4 => lanes.shifted(lanes.raised(fifth), group as u32, 0x10),
+        _ => lanes.shifted(fifth, group as u32 - 4, 0x10),
+    };
+    lanes.or(nibble(lanes, nibbles, group), bit)
+}
+
+// SAFETY: integers and f16 only, and no field is aligned to more than the 2 bytes that all sizes are multiples of.
+unsafe impl Tile for Nibbles {
+    const OFFSET: i32 = 8;
+    const GROUPS_PER_FLUSH: usize = 8;
+    const HALVES: bool = false;
+
+    #[inline(always)]
+    fn integers<L: Lanes>(&self, lanes: L, group: usize) -> L::Bytes {
+        nibble(lanes, &self.nibbles, group)
+    }
+
+    #[inline(always)]
+    fn factors(&self, _half: usize) -> &PerRow {
+        &self.factors
+    }
+
+    #[inline(always)]
+    fn minima(&self, _half: usize) -> Option<&PerRow> {
+        None
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Tile for NibblesMinimum {
+    const OFFSET: i32 = 0;
+    const GROUPS_PER_FLUSH: usize = 8;
+    const HALVES: bool = false;
+
+    #[inline(always)]
+    fn integers<L: Lanes>(&self, lanes: L, group: usize) -> L::Bytes {
+        nibble(lanes, &self.nibbles, group)
+    }
+
+    #[inline(always)]
+    fn factors(&self, _half: usize) -> &PerRow {
+        &self.factors
+    }
+
+    #[inline(always)]
+    fn minima(&self, _half: usize) -> Option<&PerRow> {
+        Some(&self.minima)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Tile for Fives {
+    const OFFSET: i32 = 16;
+    const GROUPS_PER_FLUSH: usize = 4;
+    const HALVES: bool = false;
+
+    #[inline(always)]
+    fn integers<L: Lanes>(&self, lanes: L, group: usize) -> L::Bytes {
+        five(lanes, &self.nibbles, &self.fifth, group)
+    }
+
+    #[inline(always)]
+    fn factors(&self, _half: usize) -> &PerRow {
+        &self.factors
+    }
+
+    #[inline(always)]
+    fn minima(&self, _half: usize) -> Option<&PerRow> {
+        None
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Tile for FivesMinimum {
+    const OFFSET: i32 = 0;
+    const GROUPS_PER_FLUSH: usize = 4;
+    const HALVES: bool = false;
+
+    #[inline(always)]
+    fn integers<L: Lanes>(&self, lanes: L, group: usize) -> L::Bytes {
+        five(lanes, &self.nibbles, &self.fifth, group)
+    }
+
+    #[inline(always)]
+    fn factors(&self, _half: usize) -> &PerRow {
+        &self.factors
+    }
+
+    #[inline(always)]
+    fn minima(&self, _half: usize) -> Option<&PerRow> {
+        Some(&self.minima)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Tile for Sixes {
+    const OFFSET: i32 = 32;
+    const GROUPS_PER_FLUSH: usize = 2;
+    const HALVES: bool = true;
+
+    #[inline(always)]
+    fn integers<L: Lanes>(&self, lanes: L, group: usize) -> L::Bytes {
+        let upper = lanes.bytes(&self.upper[group / 4]);
+        let upper = match group % 4 {
+            0 => lanes.shifted(lanes.raised(upper), 0, 0x30),
+            1 => lanes.shifted(lanes.raised(upper), 2, 0x30),
+            group => lanes.shifted(upper, 2 * (group as u32 - 2), 0x30),
+        };
+        lanes.or(nibble(lanes, &self.nibbles, group), upper)
+    }
+
+    #[inline(always)]
+    fn factors(&self, half: usize) -> &PerRow {
+        &self.factors[half]
+    }
+
+    #[inline(always)]
+    fn minima(&self, _half: usize) -> Option<&PerRow> {
+        None
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<const OFFSET: i32> Tile for NibbleHalves<OFFSET> {
+    const OFFSET: i32 = OFFSET;
+    const GROUPS_PER_FLUSH: usize = 4;
+    const HALVES: bool = true;
+
+    #[inline(always)]
+    fn integers<L: Lanes>(&self, lanes: L, group: usize) -> L::Bytes {
+        nibble(lanes, &self.nibbles, group)
+    }
+
+    #[inline(always)]
+    fn factors(&self, half: usize) -> &PerRow {
+        &self.factors[half]
+    }
+
+    #[inline(always)]
+    fn minima(&self, half: usize) -> Option<&PerRow> {
+        (OFFSET == 0).then_some(&self.minima[half])
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Tile for Bytes {
+    const OFFSET: i32 = 0;
+    const SIGNED: bool = true;
+    const GROUPS_PER_FLUSH: usize = 1;
+    const HALVES: bool = false;
+
+    #[inline(always)]
+    fn integers<L: Lanes>(&self, lanes: L, group: usize) -> L::Bytes {
+        lanes.bytes(&self.integers[group])
+    }
+
+    #[inline(always)]
+    fn factors(&self, _half: usize) -> &PerRow {
+        &self.factors
+    }
+
+    #[inline(always)]
+    fn minima(&self, _half: usize) -> Option<&PerRow> {
+        None
+    }
+}
+
+/// How far ahead of the tile that is multiplied the next ones are asked for.
+const PREFETCH_BYTES: usize = 2048;
+const LINE_BYTES: usize = 64;
+
+/// The products of sixteen rows of weights with `N` rows of activations, one block for each tile. For each output the
+/// blocks are added up in their order, whatever `N` is: integers exactly within a block, then
+/// `fma(integer sum, factor * factor, total)` and, where there are minima, `fma(minimum, sum, total)`.
+#[inline(always)]
+pub(super) fn products<L: Lanes, T: Tile, const N: usize>(
+    lanes: L,
+    tiles: &[T],
+    rows: [&[Int8Block]; N],
+) -> [L::F32; N] {
+    assert!(rows.iter().all(|row| row.len() >= tiles.len()), "a row shorter than the weights");
+    let mut totals = [lanes.splat(0.0); N];
+    for (at, tile) in tiles.iter().enumerate() {
+        let ahead = (&raw const *tile).cast::<u8>().wrapping_add(PREFETCH_BYTES);
+        for line in 0..size_of::<T>().div_ceil(LINE_BYTES) {
+            lanes.prefetch(ahead.wrapping_add(line * LINE_BYTES));
+        }
+        // SAFETY: every row has a block for each tile, as was asserted.
+        let blocks = rows.map(|row| unsafe { row.get_unchecked(at) });
+        if T::HALVES {
+            add_half::<L, T, N>(lanes, tile, blocks, 0, &mut totals);
+            add_half::<L, T, N>(lanes, tile, blocks, 1, &mut totals);
+        } else {
+            add_whole::<L, T, N>(lanes, tile, blocks, &mut totals);
+        }
+    }
+    totals
+}
+
+#[inline(always)]
+fn add_whole<L: Lanes, T: Tile, const N: usize>(
+    lanes: L,
+    tile: &T,
+    blocks: [&Int8Block; N],
+    totals: &mut [L::F32; N],
+) {
+    let factors = lanes.load_f16(tile.factors(0));
+    let integers: [L::I32; N] = if T::SIGNED {
+        let mut sums = blocks.map(|block| lanes.signed_sums(block.halves[0] + block.halves[1]));
+        for group in 0..GROUPS {
+            let weights = tile.integers(lanes, group);
+            for (sums, block) in sums.iter_mut().zip(blocks) {
+                *sums = lanes.dot_signed(*sums, weights, block.group(group));
+            }
+        }
+        sums
+    } else {
+        let start = |block: &Int8Block| lanes.sums(-T::OFFSET * (block.halves[0] + block.halves[1]));
+        unsigned(lanes, tile, blocks, 0, GROUPS, blocks.map(start))
+    };
+    let minima = tile.minima(0).map(|minima| lanes.load_f16(minima));
+    for n in 0..N {
+        let scale = lanes.mul(factors, lanes.splat(blocks[n].factor));
+        totals[n] = lanes.fma(lanes.number(integers[n]), scale, totals[n]);
+        if let Some(minima) = minima {
+            totals[n] = lanes.fma(minima, lanes.splat(blocks[n].sum), totals[n]);
+        }
+    }
+}
+
+#[inline(always)]
+fn add_half<L: Lanes, T: Tile, const N: usize>(
+    lanes: L,
+    tile: &T,
+    blocks: [&Int8Block; N],
+    half: usize,
+    totals: &mut [L::F32; N],
+) {
+    let start = |block: &Int8Block| lanes.sums(-T::OFFSET * block.halves[half]);
+    let first = half * GROUPS / 2;
+    let integers = unsigned(lanes, tile, blocks, first, first + GROUPS / 2, blocks.map(start));
+    let factors = lanes.load_f16(tile.factors(half));
+    let minima = tile.minima(half).map(|minima| lanes.load_f16(minima));
+    for n in 0..N {
+        let scale = lanes.mul(factors, lanes.splat(blocks[n].factor));
+        totals[n] = lanes.fma(lanes.number(integers[n]), scale, totals[n]);
+        if let Some(minima) = minima {
+            let sum = blocks[n].factor * blocks[n].halves[half] as f32;
+            totals[n] = lanes.fma(minima, lanes.splat(sum), totals[n]);
+        }
+    }
+}
+
+/// Integer dot products of the groups from `first` to `end`.
+#[inline(always)]
+fn unsigned<L: Lanes, T: Tile, const N: usize>(
+    lanes: L,
+    tile: &T,
+    blocks: [&Int8Block; N],
+    first: usize,
+    end: usize,
+    mut sums: [L::Sums; N],
+) -> [L::I32; N] {
+    for group in first..end {
+        if L::NARROW && group > first && (group - first).is_multiple_of(T::GROUPS_PER_FLUSH) {
+            sums = sums.map(|sums| lanes.flush(sums));
+        }
+        let weights = tile.integers(lanes, group);
+        for (sums, block) in sums.iter_mut().zip(blocks) {
+            *sums = lanes.dot(*sums, weights, block.group(group));
+        }
+    }
+    sums.map(|sums| lanes.total(sums))
+}
