@@ -1,29 +1,31 @@
-//! `shoal bench decode|prefill`: measured speed, beside the floor that this machine's memory sets.
+//! `shoal bench decode|prefill|batch`: measured speed, beside the floor that this machine's memory sets.
 //!
 //! The nodes are this machine's, as in the demo, and the work goes through HTTP as any client's does, so that what is
-//! measured is what a person gets. One request at a time, greedy, without an end of turn; no prefix is reused.
+//! measured is what a person gets. Greedy, without an end of turn; nothing is speculated and no prefix reused unless it is asked for.
 
 mod floor;
 mod machine;
 mod prompt;
 mod report;
+mod speed;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use shoal_web::api::ServeRequest;
 
-use crate::client::chat::{Answer, ChatBody, ChatEvent, Message};
+use crate::client::chat::{ChatBody, ChatEvent, Extension, Message};
 use crate::client::{Agent, wait};
 use crate::demo::offers;
 use crate::exit::{Exit, Failure};
 use crate::local_swarm::{LocalSwarm, Spec};
-use crate::model_file::{self, Reading};
+use crate::model_file;
 use crate::options::default_threads;
 use crate::signals::Signals;
 use crate::store::{ModelBlob, ModelStore, StoreError};
 use crate::terminal::ProgressLine;
 pub use report::Report;
+use speed::Timed;
 
 /// Context beyond prompt and answer, in tokens.
 const SPARE_CONTEXT: u32 = 16;
@@ -37,6 +39,8 @@ pub enum Kind {
     Decode,
     /// The prompt, until the first token.
     Prefill,
+    /// Tokens of several answers generated together.
+    Batch,
 }
 
 /// How it is measured.
@@ -50,8 +54,14 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Tokens of the prompt, the chat template's included.
     pub prompt: u32,
-    /// Tokens generated in each run.
+    /// Tokens generated in each answer.
     pub tokens: u32,
+    /// Answers at once.
+    pub sequences: u16,
+    /// Whether tokens may be drafted and verified several at once.
+    pub speculate: bool,
+    /// Whether the cache of an earlier run's prompt may be used.
+    pub reuse: bool,
     /// How many nodes.
     pub nodes: usize,
     /// How to split the model; `None` = a pipeline over all nodes.
@@ -73,26 +83,26 @@ pub async fn run(options: Options, signals: &Signals) -> Result<Option<Report>, 
     };
     let footprint = model_file::footprint(&blob.path)?;
     let reading = model_file::reading(&blob.path)?;
-    let text = prompt::of_tokens(&blob.path, options.prompt)?;
-    let context =
-        options.prompt.max(text.tokens).saturating_add(options.tokens).saturating_add(SPARE_CONTEXT);
+    let prompts = prompt::of_tokens(&blob.path, options.prompt, options.sequences)?;
+    let longest = prompts.iter().map(|prompt| prompt.tokens).fold(options.prompt, u32::max);
+    let context = longest.saturating_add(options.tokens).saturating_add(SPARE_CONTEXT);
     if context > footprint.max_context {
         let most = footprint.max_context;
         return Err(Failure::usage(format!(
             "prompt and answer need a context of {context}, the model has {most}"
         )));
     }
-    let offer = offers::ample(&footprint, options.nodes, context, 1).ok_or_else(|| {
+    let offer = offers::ample(&footprint, options.nodes, context, options.sequences).ok_or_else(|| {
         Failure::usage(format!("{} layers cannot be split over {} nodes", footprint.layers(), options.nodes))
     })?;
     let cores = default_threads();
     let threads = options.threads.unwrap_or_else(|| (cores / options.nodes.max(1)).max(1));
     progress.label("measuring this machine's memory");
-    let memory = tokio::task::spawn_blocking(move || floor::memory_read_bytes_per_s(threads)).await;
-    let memory_read_bytes_per_s = memory.unwrap_or(None);
+    let memory = tokio::task::spawn_blocking(move || floor::memory_read(threads)).await;
+    let memory = memory.unwrap_or(None);
     let mut swarm =
         LocalSwarm::new(Spec { purpose: "bench", offers: vec![offer; options.nodes], threads, model_dir })?;
-    let work = Work { options: &options, model: &blob.model, text: &text.text, context };
+    let work = Work { options: &options, model: &blob.model, prompts: &prompts, context };
     let measured = tokio::select! {
         measured = work.measure(&mut swarm, &mut progress) => Some(measured),
         () = signals.token().cancelled() => None,
@@ -102,13 +112,8 @@ pub async fn run(options: Options, signals: &Signals) -> Result<Option<Report>, 
     progress.finish(None);
     swarm.end().await?;
     let Some(measured) = measured else { return Ok(None) };
-    let answers = measured?;
-    let Reading { bytes_per_token, quant } = reading;
-    Ok(Some(Report::new(
-        &options,
-        &answers,
-        report::Setting { blob, quant, threads, bytes_per_token, memory_read_bytes_per_s, peak_rss_bytes },
-    )?))
+    let setting = report::Setting { blob, reading, threads, memory, peak_rss_bytes };
+    Ok(Some(Report::new(&options, &measured?, setting)?))
 }
 
 /// The model's file, and the store that the nodes find it in: the user's, or for a path one of their own.
@@ -141,7 +146,7 @@ async fn model(
 struct Work<'a> {
     options: &'a Options,
     model: &'a str,
-    text: &'a str,
+    prompts: &'a [prompt::Prompt],
     context: u32,
 }
 
@@ -150,17 +155,18 @@ impl Work<'_> {
         &self,
         swarm: &mut LocalSwarm,
         progress: &mut ProgressLine,
-    ) -> Result<Vec<Answer>, Failure> {
+    ) -> Result<Vec<Vec<Timed>>, Failure> {
         progress.label(format!("starting {} nodes", self.options.nodes));
         swarm.start(|_| ()).await?;
         let swarm = &*swarm;
         tokio::select! {
-            answers = self.ask(swarm, progress) => answers,
+            runs = self.ask(swarm, progress) => runs,
             lost = swarm.lost() => Err(lost),
         }
     }
 
-    async fn ask(&self, swarm: &LocalSwarm, progress: &mut ProgressLine) -> Result<Vec<Answer>, Failure> {
+    /// The answers of each run.
+    async fn ask(&self, swarm: &LocalSwarm, progress: &mut ProgressLine) -> Result<Vec<Vec<Timed>>, Failure> {
         swarm.formed().await?;
         swarm.complete().await?;
         let agent = &swarm.first()?.agent;
@@ -168,38 +174,49 @@ impl Work<'_> {
         let request = ServeRequest {
             model: self.model.to_owned(),
             context: Some(self.context),
-            slots: Some(1),
+            slots: Some(self.options.sequences),
             parallel: Some(self.options.parallel.clone().unwrap_or_else(parallel)),
             nodes: Vec::new(),
         };
         let instance = wait::to_serve(agent, &request, progress).await?;
         wait::for_instance(agent, &instance, progress).await?;
-        let mut answers = Vec::new();
+        let mut runs = Vec::new();
         for run in 0..WARM_UP_RUNS.saturating_add(self.options.runs) {
             match run.checked_sub(WARM_UP_RUNS) {
                 None => progress.label("warming up"),
                 Some(run) => progress.label(format!("run {} of {}", run + 1, self.options.runs)),
             }
-            let answer = self.answer(agent, &instance).await?;
+            let began = Instant::now();
+            let answers =
+                self.prompts.iter().map(|prompt| self.answer(agent, &instance, &prompt.text, began));
+            let answers = futures::future::try_join_all(answers).await?;
             if run >= WARM_UP_RUNS {
-                answers.push(answer);
+                runs.push(answers);
             }
         }
-        Ok(answers)
+        Ok(runs)
     }
 
-    async fn answer(&self, agent: &Agent, instance: &str) -> Result<Answer, Failure> {
+    async fn answer(
+        &self,
+        agent: &Agent,
+        instance: &str,
+        text: &str,
+        run_began: Instant,
+    ) -> Result<Timed, Failure> {
+        let Options { speculate, reuse, .. } = *self.options;
         let body = ChatBody {
             model: instance.to_owned(),
-            messages: vec![Message::user(self.text)],
+            messages: vec![Message::user(text)],
             max_tokens: Some(self.options.tokens),
             temperature: Some(0.0),
             seed: None,
-            ignore_eos: true,
+            extension: Extension { ignore_eos: true, speculate: Some(speculate), reuse: Some(reuse) },
         };
         let mut stream = agent.chat(&body).await?;
         while stream.next().await? != ChatEvent::End {}
-        Ok(stream.answer().clone())
+        let asked = stream.began().saturating_duration_since(run_began);
+        Ok(Timed { asked, answer: stream.answer().clone() })
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use shoal_web::api::{Instance, InstanceState, ServeRequest};
 
 use crate::client::Agent;
-use crate::client::chat::{ChatBody, ChatEvent, Message};
+use crate::client::chat::{ChatBody, ChatEvent, Extension, Message};
 use crate::exit::{Exit, Failure};
 use crate::local_swarm::{LocalSwarm, Spec};
 use crate::model_file;
@@ -220,7 +220,7 @@ async fn ask(
         max_tokens: Some(MAX_TOKENS),
         temperature: Some(0.0),
         seed: None,
-        ignore_eos: false,
+        extension: Extension::default(),
     };
     show.prompt(&options.prompt);
     let mut stream = agent.chat(&body).await?;

@@ -26,25 +26,44 @@ pub fn footprint(path: &Path) -> Result<Footprint, Failure> {
     Ok(adapt::footprint::footprint(&ModelFootprint::of(&file, &config)))
 }
 
-/// What is read from memory for each token, and how the weights are stored.
+/// What is read from memory to decode a token, and how the weights are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
     /// Bytes of weights: every tensor once, but of an embedding table that is not the output matrix too only a row.
-    pub bytes_per_token: u64,
+    pub weight_bytes: u64,
     /// The type that most of the weights' bytes have, like `Q4_1`.
     pub quant: String,
+    /// Keys and values of one position in one layer.
+    kv_bytes_per_position: u64,
+    /// Of each layer the most positions that a token sees.
+    sees: Vec<u32>,
+}
+
+impl Reading {
+    /// Bytes of keys and values that a token reads which has `position` before it.
+    fn kv_bytes(&self, position: u32) -> u64 {
+        let positions: u64 =
+            self.sees.iter().map(|most| u64::from(position.saturating_add(1).min(*most))).sum();
+        positions.saturating_mul(self.kv_bytes_per_position)
+    }
+
+    /// The mean of that over an answer of `tokens` tokens to a prompt of `prompt` tokens.
+    pub fn mean_kv_bytes(&self, prompt: u32, tokens: u32) -> u64 {
+        let all = (prompt..prompt.saturating_add(tokens)).map(|position| self.kv_bytes(position));
+        all.fold(0, u64::saturating_add) / u64::from(tokens.max(1))
+    }
 }
 
 /// What decoding one token reads.
 pub fn reading(path: &Path) -> Result<Reading, Failure> {
-    let (file, _) = open(path)?;
+    let (file, config) = open(path)?;
     let tied = file.tensor("output.weight").is_none();
-    let mut bytes_per_token: u64 = 0;
+    let mut weight_bytes: u64 = 0;
     let mut by_type: Vec<(String, u64)> = Vec::new();
     for (name, tensor) in file.tensors() {
         let rows = tensor.dimensions().get(1).copied().unwrap_or(1).max(1);
         let read = if name == "token_embd.weight" && !tied { tensor.bytes() / rows } else { tensor.bytes() };
-        bytes_per_token = bytes_per_token.saturating_add(read);
+        weight_bytes = weight_bytes.saturating_add(read);
         let kind = tensor.kind().to_string();
         match by_type.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, bytes)) => *bytes = bytes.saturating_add(read),
@@ -53,5 +72,26 @@ pub fn reading(path: &Path) -> Result<Reading, Failure> {
     }
     let quant =
         by_type.into_iter().max_by_key(|(_, bytes)| *bytes).map_or_else(String::new, |(kind, _)| kind);
-    Ok(Reading { bytes_per_token, quant })
+    let kv_bytes_per_position = ModelFootprint::of(&file, &config).kv_bytes_per_token_layer;
+    let sees =
+        (0..config.layers).map(|layer| config.window_of(layer).map_or(u32::MAX, |w| w.tokens)).collect();
+    Ok(Reading { weight_bytes, quant, kv_bytes_per_position, sees })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_values_are_read_as_far_as_a_layer_sees() {
+        let reading = Reading {
+            weight_bytes: 0,
+            quant: String::new(),
+            kv_bytes_per_position: 10,
+            sees: vec![u32::MAX, 4],
+        };
+        assert_eq!([0, 3, 4, 9].map(|position| reading.kv_bytes(position)), [20, 80, 90, 140]);
+        assert_eq!(reading.mean_kv_bytes(3, 2), 85);
+        assert_eq!(reading.mean_kv_bytes(3, 0), 0);
+    }
 }

@@ -27,9 +27,9 @@ pub(super) struct Prompt {
     pub tokens: u32,
 }
 
-/// A message that with the chat template has `wanted` tokens, or the nearest number that is possible: a template alone may
-/// have more.
-pub(super) fn of_tokens(model: &Path, wanted: u32) -> Result<Prompt, Failure> {
+/// `many` messages that with the chat template have `wanted` tokens each, or the nearest number that is possible: a
+/// template alone may have more. Each begins with another word, so that none is the beginning of another.
+pub(super) fn of_tokens(model: &Path, wanted: u32, many: u16) -> Result<Vec<Prompt>, Failure> {
     let wrong = |why: String| {
         Failure::new(
             Exit::BadModel,
@@ -40,24 +40,30 @@ pub(super) fn of_tokens(model: &Path, wanted: u32) -> Result<Prompt, Failure> {
     let file = ModelFile::open(model).map_err(|error| wrong(with_causes(&error)))?;
     let tokenizer = Tokenizer::from_gguf(file.metadata()).map_err(|error| wrong(with_causes(&error)))?;
     let template = ChatTemplate::from_gguf(file.metadata()).map_err(|error| wrong(with_causes(&error)))?;
-    let count = |words: usize| {
-        let text =
-            (0..words).filter_map(|i| WORDS.get(i % WORDS.len()).copied()).collect::<Vec<_>>().join(" ");
+    let count = |first: usize, words: usize| {
+        let text = (first..first.saturating_add(words))
+            .filter_map(|i| WORDS.get(i % WORDS.len()).copied())
+            .collect::<Vec<_>>()
+            .join(" ");
         let message = Message { role: "user".to_owned(), content: text.clone() };
         let rendered = template.render(&[message], true).map_err(|error| wrong(with_causes(&error)))?;
         let tokens = tokenizer.encode_prompt(&rendered).map_err(|error| wrong(with_causes(&error)))?.len();
         Ok::<Prompt, Failure>(Prompt { text, tokens: u32::try_from(tokens).unwrap_or(u32::MAX) })
     };
-    let mut words = 1;
-    let mut best = count(words)?;
-    for _ in 0..CORRECTIONS {
-        let missing = i64::from(wanted) - i64::from(best.tokens);
-        let next = usize::try_from(i64::try_from(words).unwrap_or(i64::MAX) + missing).unwrap_or(0).max(1);
-        if missing == 0 || next == words {
-            break;
+    let nearest = |first: usize| {
+        let mut words = 1;
+        let mut best = count(first, words)?;
+        for _ in 0..CORRECTIONS {
+            let missing = i64::from(wanted) - i64::from(best.tokens);
+            let next =
+                usize::try_from(i64::try_from(words).unwrap_or(i64::MAX) + missing).unwrap_or(0).max(1);
+            if missing == 0 || next == words {
+                break;
+            }
+            words = next;
+            best = count(first, words)?;
         }
-        words = next;
-        best = count(words)?;
-    }
-    Ok(best)
+        Ok(best)
+    };
+    (0..usize::from(many)).map(nearest).collect()
 }

@@ -17,9 +17,13 @@ Examples:
   shoal bench decode                                  one node of this machine
   shoal bench decode --nodes 3 --threads 1            the price of the split
   shoal bench prefill --prompt 512 --runs 9 --json
+  shoal bench batch --sequences 8                     eight answers at once
   shoal bench decode --model ~/llama.Q8_0.gguf
 
 Nodes are started and ended for it. Other work on the machine lowers every figure: compare runs made side by side.";
+
+/// Answers at once at most: a node queues 32 requests, and one more than it has slots for would wait.
+const MAX_SEQUENCES: i64 = 32;
 
 /// Measure speed on nodes of this machine, beside the floor that its memory sets
 #[derive(Args, Debug)]
@@ -37,6 +41,18 @@ enum BenchKind {
     /// The prompt: its tokens over the time to the first token
     #[command(after_help = EXAMPLES)]
     Prefill(Common),
+    /// Several answers at once: the tokens of all over the time in which all of them decode
+    #[command(after_help = EXAMPLES)]
+    Batch(Batch),
+}
+
+#[derive(Args, Debug)]
+struct Batch {
+    /// How many at once
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=MAX_SEQUENCES))]
+    sequences: u16,
+    #[command(flatten)]
+    common: Common,
 }
 
 #[derive(Args, Debug)]
@@ -47,10 +63,10 @@ struct Common {
     /// Threads of each node [default: the physical cores, divided among the nodes]
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroU16>,
-    /// Tokens of the prompt, those of the chat template included [default: 64 for decode, 512 for prefill]
+    /// Tokens of the prompt, those of the chat template included [default: 512 for prefill, else 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     prompt: Option<u32>,
-    /// Tokens to generate in each run [default: 128 for decode, 1 for prefill]
+    /// Tokens to generate in each answer [default: 1 for prefill, else 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     tokens: Option<u32>,
     /// How many nodes
@@ -62,6 +78,12 @@ struct Common {
     /// How many runs count; the median is the result
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
+    /// Allow tokens to be drafted and verified several at once
+    #[arg(long)]
+    speculate: bool,
+    /// Allow the cache of the run before to be used: prompts are then no longer computed anew
+    #[arg(long)]
+    reuse: bool,
     /// Say it as JSON
     #[arg(long)]
     json: bool,
@@ -71,15 +93,16 @@ struct Common {
 
 impl Bench {
     pub(super) async fn run(self, signals: &Signals) -> anyhow::Result<ExitCode> {
-        let (kind, common, prompt, tokens) = match self.kind {
-            BenchKind::Decode(common) => (Kind::Decode, common, 64, 128),
-            BenchKind::Prefill(common) => (Kind::Prefill, common, 512, 1),
+        let (kind, sequences, common, prompt, tokens) = match self.kind {
+            BenchKind::Decode(common) => (Kind::Decode, 1, common, 64, 128),
+            BenchKind::Prefill(common) => (Kind::Prefill, 1, common, 512, 1),
+            BenchKind::Batch(Batch { sequences, common }) => (Kind::Batch, sequences, common, 64, 128),
         };
         if !(1..=MAX_NODES).contains(&common.nodes) {
             let text = format!("--nodes {}: from 1 to {MAX_NODES} are possible", common.nodes);
             return Err(Failure::usage(text).into());
         }
-        if kind == Kind::Decode && common.tokens.is_some_and(|tokens| tokens < 2) {
+        if kind != Kind::Prefill && common.tokens.is_some_and(|tokens| tokens < 2) {
             return Err(Failure::usage("--tokens: at least 2, for there to be a time between them").into());
         }
         let options = Options {
@@ -88,6 +111,9 @@ impl Bench {
             threads: common.threads.map(|threads| usize::from(threads.get())),
             prompt: common.prompt.unwrap_or(prompt),
             tokens: common.tokens.unwrap_or(tokens),
+            sequences,
+            speculate: common.speculate,
+            reuse: common.reuse,
             nodes: common.nodes,
             parallel: common.parallel.map(|parallel| parallel.to_string()),
             runs: common.runs,

@@ -9,7 +9,7 @@ use serde::Serialize;
 use shoal_web::api::{InstanceState, ServeRequest, Swarm};
 
 use super::print_json;
-use crate::client::chat::{Answer, ChatBody, ChatEvent, ChatStream, Message};
+use crate::client::chat::{Answer, ChatBody, ChatEvent, ChatStream, Extension, Message};
 use crate::client::{Agent, AgentArgs, wait};
 use crate::exit::Failure;
 use crate::terminal::{Paint, ProgressLine, note, printable};
@@ -118,7 +118,7 @@ impl Run {
             max_tokens: self.max_tokens,
             temperature: self.temperature,
             seed: self.seed,
-            ignore_eos: false,
+            extension: Extension::default(),
         };
         let mut stream = agent.chat(&body).await?;
         let mut progress = ProgressLine::start("thinking");

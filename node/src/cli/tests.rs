@@ -59,6 +59,7 @@ fn values_that_make_no_sense_are_usage_errors() {
         "shoal demo --context 1",
         "shoal open soon",
         "shoal bench decode --runs 0",
+        "shoal bench batch --sequences 0",
         "shoal models",
     ] {
         let error = Cli::try_parse_from(line.split(' ')).unwrap_err();

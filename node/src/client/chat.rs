@@ -27,9 +27,22 @@ pub struct ChatBody {
     /// Makes sampling repeatable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
+    /// What only Shoal understands.
+    #[serde(rename = "shoal")]
+    pub extension: Extension,
+}
+
+/// Requests that go beyond OpenAI's API; `None` leaves a choice to the node.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Extension {
     /// Go on past the end of the turn.
-    #[serde(rename = "shoal", serialize_with = "extension")]
     pub ignore_eos: bool,
+    /// Whether tokens may be drafted and verified several at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speculate: Option<bool>,
+    /// Whether the cache of an earlier prompt's beginning may be used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reuse: Option<bool>,
 }
 
 /// One message of a conversation.
@@ -51,14 +64,6 @@ impl Message {
     pub fn assistant(content: impl Into<String>) -> Message {
         Message { role: "assistant", content: content.into() }
     }
-}
-
-fn extension<S: serde::Serializer>(ignore_eos: &bool, serializer: S) -> Result<S::Ok, S::Error> {
-    #[derive(Serialize)]
-    struct Extension {
-        ignore_eos: bool,
-    }
-    Extension { ignore_eos: *ignore_eos }.serialize(serializer)
 }
 
 /// What comes of an answer.
@@ -180,6 +185,11 @@ impl ChatStream {
                 None => return Err(broken("the connection closed before its end")),
             }
         }
+    }
+
+    /// When it was asked for.
+    pub fn began(&self) -> Instant {
+        self.began
     }
 
     /// What came so far; the whole answer after [`ChatEvent::End`].
