@@ -1,26 +1,26 @@
 //! Text to tokens and back, from what a GGUF file says of its own vocabulary.
 //!
-//! Byte-level BPE (`tokenizer.ggml.model` = `gpt2`), the kind of SmolLM, Llama 3 and Qwen: special tokens are cut out
-//! of the text first, the rest is cut into words by the patterns of the pre-tokenizer, each word's bytes are spelled
-//! in the GPT-2 alphabet, and the merges are applied to each word alone. The merges are carried out by the
-//! `tokenizers` crate. Everything else is here, because a GGUF file names its pre-tokenizer only by a word, and a
-//! wrong guess gives wrong tokens without any error: a word that is not on the list (`tokenizer/pre.rs`) is refused.
+//! Special tokens are cut out of the text first. What is between them is merged by one of two rules: byte-level BPE on
+//! words ([`words`]) or SentencePiece's on everything ([`sentence`]).
 //!
 //! Keys: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#tokenizer>.
 
 pub(crate) mod alphabet;
 mod pre;
+mod sentence;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
+mod words;
+
+use std::borrow::Cow;
 
 use aho_corasick::{AhoCorasick, MatchKind};
-use tokenizers::Model;
-use tokenizers::models::bpe::BPE;
 
 use crate::gguf::{Metadata, MetadataError};
-use pre::PreTokenizer;
-use vocabulary::{Kind, Vocabulary};
+use sentence::Sentence;
+use vocabulary::{Family, Kind, Vocabulary};
+use words::Words;
 
 /// Why a tokenizer cannot be built from a file.
 #[derive(Debug, thiserror::Error)]
@@ -30,7 +30,7 @@ pub enum TokenizerError {
     Metadata(#[from] MetadataError),
     /// A kind of tokenizer that we do not have.
     #[error(
-        "the tokenizer model \"{found}\" is not supported yet, only \"gpt2\" (byte-level BPE) is; use another model file"
+        "the tokenizer model \"{found}\" is not supported, only \"gpt2\" (byte-level BPE) and \"llama\" (SentencePiece) are; use another model file"
     )]
     Model {
         /// `tokenizer.ggml.model`.
@@ -75,6 +75,44 @@ pub enum TokenizerError {
         /// Its type.
         found: i64,
     },
+    /// `tokenizer.ggml.scores` does not belong to the vocabulary.
+    #[error("the vocabulary has {tokens} tokens, and {scores} scores: the file is damaged; load it again")]
+    ScoreCount {
+        /// Tokens in the file.
+        tokens: usize,
+        /// Scores in the file.
+        scores: usize,
+    },
+    /// A score that cannot be compared with others.
+    #[error("the score of token {token} is {found}: the file is damaged; load it again")]
+    Score {
+        /// The token's id.
+        token: usize,
+        /// Its score.
+        found: f64,
+    },
+    /// A token of a byte that does not name one.
+    #[error("token {token} is of a byte, and spelled \"{text}\": the file is damaged; load it again")]
+    Byte {
+        /// The token's id.
+        token: u32,
+        /// As stored; only its beginning if it is long.
+        text: String,
+    },
+    /// A byte for which there is no token, so that not every text could be encoded.
+    #[error("the vocabulary has no token for byte 0x{byte:02X}; use another model file")]
+    NoByte {
+        /// The byte.
+        byte: u8,
+    },
+    /// A rule that this version does not carry out.
+    #[error(
+        "the tokenizer has a rule of its own (metadata value \"{key}\"), which this version does not carry out; use another model file"
+    )]
+    Unsupported {
+        /// The key that says so.
+        key: String,
+    },
     /// A merge that cannot be carried out.
     #[error("merge {index} (\"{text}\") {reason}: the file is damaged; load it again")]
     Merge {
@@ -116,6 +154,12 @@ pub enum EncodeError {
         /// What the pattern's engine said.
         text: String,
     },
+    /// More text than any context holds.
+    #[error("the text has {bytes} bytes, more than can be encoded at once; send less")]
+    TooLong {
+        /// Its bytes.
+        bytes: usize,
+    },
     /// The merges failed.
     #[error("a word of the text cannot be merged into tokens: {text}")]
     Merge {
@@ -126,8 +170,7 @@ pub enum EncodeError {
 
 /// A model's tokenizer. Its size grows with the vocabulary alone: nothing is cached.
 pub struct Tokenizer {
-    merges: BPE,
-    pre: PreTokenizer,
+    rule: Rule,
     /// Tokens that a text always means when it has their spelling (user-defined ones).
     always: Specials,
     /// These and the control tokens.
@@ -138,11 +181,34 @@ pub struct Tokenizer {
     adds_bos: bool,
 }
 
+/// How text without special tokens is merged.
+enum Rule {
+    Words(Box<Words>),
+    Sentence(Sentence),
+}
+
+impl Rule {
+    fn name(&self) -> &'static str {
+        match self {
+            Rule::Words(words) => words.pre.name(),
+            Rule::Sentence(_) => "sentencepiece",
+        }
+    }
+
+    /// Whether prompts begin with the beginning-of-sequence token when the file does not say.
+    fn adds_bos(&self) -> bool {
+        match self {
+            Rule::Words(words) => words.pre.adds_bos(),
+            Rule::Sentence(_) => true,
+        }
+    }
+}
+
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tokenizer")
             .field("vocab_size", &self.vocab_size())
-            .field("pre", &self.pre.name())
+            .field("rule", &self.rule.name())
             .field("ends", &self.ends)
             .finish_non_exhaustive()
     }
@@ -152,25 +218,19 @@ impl Tokenizer {
     /// Builds the tokenizer that the file describes.
     pub fn from_gguf(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
         let vocabulary = Vocabulary::read(metadata)?;
-        let pre = PreTokenizer::named(vocabulary.pre)
-            .ok_or_else(|| TokenizerError::PreTokenizer { found: vocabulary.pre.to_owned() })?
-            .map_err(|text| TokenizerError::Build { what: "patterns", text })?;
-        let merges = BPE::builder()
-            .vocab_and_merges(vocabulary.ids(), vocabulary.merges()?)
-            .ignore_merges(pre.whole_words())
-            // The cache of `tokenizers` belongs to the thread and outlives the tokenizer.
-            .cache_capacity(0)
-            .build()
-            .map_err(|error| TokenizerError::Build { what: "merges", text: error.to_string() })?;
+        let pieces = Pieces::new(&vocabulary)?;
+        let rule = match vocabulary.family {
+            Family::Words => Rule::Words(Box::new(Words::new(&vocabulary)?)),
+            Family::Sentence => Rule::Sentence(Sentence::new(&vocabulary, &pieces)?),
+        };
         Ok(Tokenizer {
-            merges,
             always: Specials::new(&vocabulary, |kind| kind == Kind::UserDefined)?,
             all: Specials::new(&vocabulary, |kind| matches!(kind, Kind::UserDefined | Kind::Control))?,
-            pieces: Pieces::new(&vocabulary),
+            pieces,
             ends: vocabulary.ends()?,
             bos: vocabulary.named("bos_token_id")?,
-            adds_bos: vocabulary.adds_bos.unwrap_or(pre.adds_bos()),
-            pre,
+            adds_bos: vocabulary.adds_bos.unwrap_or(rule.adds_bos()),
+            rule,
         })
     }
 
@@ -208,18 +268,12 @@ impl Tokenizer {
         text.len() / self.pieces.longest.max(1)
     }
 
+    /// What is before and between special tokens.
     fn encode_plain(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), EncodeError> {
-        let text = self.pre.normalize(text);
-        self.pre.words(&text, &mut |word| {
-            let word = alphabet::spell(word.as_bytes());
-            // A byte whose letter the vocabulary lacks gives no token, as in `tokenizers` and llama.cpp.
-            let merged = self
-                .merges
-                .tokenize(&word)
-                .map_err(|error| EncodeError::Merge { text: error.to_string() })?;
-            tokens.extend(merged.iter().map(|token| token.id));
-            Ok(())
-        })
+        match &self.rule {
+            Rule::Words(words) => words.encode(text, tokens),
+            Rule::Sentence(sentence) => sentence.encode(text, &self.pieces, tokens),
+        }
     }
 
     /// The bytes that a token stands for: part of a character, or many. Of a special token its spelling; of an id
@@ -301,20 +355,22 @@ struct Pieces {
 }
 
 impl Pieces {
-    fn new(vocabulary: &Vocabulary<'_>) -> Pieces {
+    fn new(vocabulary: &Vocabulary<'_>) -> Result<Pieces, TokenizerError> {
         let mut pieces = Pieces { bytes: Vec::new(), ends: Vec::new(), hidden: Vec::new(), longest: 0 };
-        for (_, text, kind) in vocabulary.entries() {
+        for (token, text, kind) in vocabulary.entries() {
             let start = pieces.bytes.len();
-            match alphabet::read(text).filter(|_| kind == Kind::Text) {
-                Some(bytes) => pieces.bytes.extend(bytes),
-                None => pieces.bytes.extend(text.as_bytes()),
-            }
+            let bytes: Cow<'_, [u8]> = match vocabulary.family {
+                Family::Words => words::piece(text, kind),
+                Family::Sentence => sentence::piece(text, kind)
+                    .ok_or_else(|| TokenizerError::Byte { token, text: vocabulary::shown(text) })?,
+            };
+            pieces.bytes.extend_from_slice(&bytes);
             pieces.ends.push(pieces.bytes.len());
             pieces.longest = pieces.longest.max(pieces.bytes.len() - start);
             pieces.hidden.push(matches!(kind, Kind::Control | Kind::Unused));
         }
         pieces.bytes.shrink_to_fit();
-        pieces
+        Ok(pieces)
     }
 
     fn get(&self, token: u32) -> &[u8] {

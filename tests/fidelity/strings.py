@@ -151,7 +151,14 @@ EDGES = [
     "To be, or not to be: that is the question:\nWhether 'tis nobler in the mind to suffer",
 ]
 
-STRINGS = SCRIPTS + CODE + EMOJI + WHITE_SPACE + SPECIAL + NUMBERS_AND_MARKS + EDGES
+# What SentencePiece and Gemma's vocabulary treat in ways of their own.
+PIECES = [
+    "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n", "<bos>a<eos>", " <bos> a", "<unused7> <mask>", "<start_of_image>x<end_of_image>", "<h1>Title</h1> <b> bold </b>",
+    "▁", "a▁b", "▁▁▁", "▁ ▁", " ▁a", "<0x41>", "<0x0A><0xE2>", "\n<h2>\n\n", "aaa", "aaaa", "aaaaa", "abababab", "nnnnnnnn", "eeeee eeeee", "------------", "hahahahaha", " " * 40 + "\n" * 40,
+    "ᏸᏹ ꬰꭑ 𐐀𐐨", "ⴀⴁⴂ ꙀꙂ", "𞤀𞤁𞤂", "a\u0300\u0301\u0302\u0303", "x \t y \t\t z", "the the  the   the", "　　　", "\u2003\u2003", "<|fim_prefix|>def f():<|fim_suffix|><|fim_middle|>", "<tool_call>{}</tool_call>",
+]
+
+STRINGS = SCRIPTS + CODE + EMOJI + WHITE_SPACE + SPECIAL + NUMBERS_AND_MARKS + EDGES + PIECES
 
 if __name__ == "__main__":
     print(len(STRINGS), len(set(STRINGS)))

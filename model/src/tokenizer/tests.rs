@@ -2,6 +2,7 @@ use std::io::Write;
 
 use serde::Deserialize;
 
+use super::pre::PreTokenizer;
 use super::*;
 use crate::gguf::ModelFile;
 use crate::gguf::writer::GgufWriter;
@@ -154,8 +155,128 @@ fn bad_files_are_refused_with_the_cause() {
         assert!(error.contains(words), "{error} does not say {words}");
     }
     let mut file = GgufWriter::new();
-    file.string("tokenizer.ggml.model", "llama");
-    assert!(matches!(tokenizer(&file), Err(TokenizerError::Model { found }) if found == "llama"));
+    file.string("tokenizer.ggml.model", "t5");
+    assert!(matches!(tokenizer(&file), Err(TokenizerError::Model { found }) if found == "t5"));
+}
+
+/// A SentencePiece vocabulary: special tokens, all bytes, then pieces with rising costs.
+struct Pieced {
+    tokens: Vec<String>,
+    types: Vec<i32>,
+    scores: Vec<f32>,
+    file: GgufWriter,
+}
+
+impl Pieced {
+    fn new() -> Pieced {
+        let mut tokens: Vec<String> =
+            ["<unk>", "<s>", "</s>", "<h1>", "  ", "<unused0>"].map(String::from).into();
+        let mut types = vec![2, 3, 3, 4, 4, 5];
+        tokens.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
+        types.resize(tokens.len(), 6);
+        let pieces =
+            ["\u{2581}t", "he", "\u{2581}the", "aa", "aaaa", "\u{2581}", "t", "h", "e", "a", "s", "<s", ">"];
+        tokens.extend(pieces.map(String::from));
+        types.resize(tokens.len(), 1);
+        let scores = (0..tokens.len()).map(|token| -(token as f32)).collect();
+        let mut file = GgufWriter::new();
+        file.string("tokenizer.ggml.model", "llama")
+            .string("tokenizer.ggml.pre", "default")
+            .integer("tokenizer.ggml.bos_token_id", 1)
+            .integer("tokenizer.ggml.eos_token_id", 2)
+            .flag("tokenizer.ggml.add_space_prefix", false);
+        Pieced { tokens, types, scores, file }
+    }
+
+    fn build(mut self) -> Result<Tokenizer, TokenizerError> {
+        self.file
+            .strings("tokenizer.ggml.tokens", &self.tokens)
+            .integers("tokenizer.ggml.token_type", &self.types)
+            .floats("tokenizer.ggml.scores", &self.scores);
+        tokenizer(&self.file)
+    }
+}
+
+/// The first of the pieces of [`Pieced`].
+const T: u32 = 262;
+fn byte(byte: u8) -> u32 {
+    6 + u32::from(byte)
+}
+
+#[test]
+fn pieces_are_merged_by_score_and_from_the_left() {
+    let tokenizer = Pieced::new().build().unwrap();
+    let encode = |text: &str| tokenizer.encode(text, true).unwrap();
+    assert_eq!(encode(" the"), [T + 2]);
+    assert_eq!(encode("the"), [T + 6, T + 1]);
+    // Of equals the first.
+    assert_eq!(encode("aaa"), [T + 3, T + 9]);
+    assert_eq!(encode("aaaaaaa"), [T + 4, T + 3, T + 9]);
+    assert_eq!(encode("h\u{e9}"), [T + 7, byte(0xC3), byte(0xA9)], "bytes of what is no piece");
+    assert_eq!(encode("\u{2581}the"), [T + 2], "the sign for a space is a space");
+    assert_eq!(encode("a  a"), [T + 9, 4, T + 9], "user-defined tokens come first");
+    assert_eq!(encode("a   a"), [T + 9, 4, T + 5, T + 9]);
+    assert_eq!(tokenizer.bytes(T + 2), b" the");
+    assert_eq!((tokenizer.bytes(byte(0xE9)), tokenizer.bytes(4)), (&b"\xE9"[..], &b"  "[..]));
+    assert_eq!(tokenizer.encode_prompt("a").unwrap(), [1, T + 9], "what the file does not say");
+    assert_eq!(tokenizer.ends(), [2]);
+}
+
+/// `<s>` could be merged of `<s` and `>`.
+#[test]
+fn text_never_becomes_a_control_token() {
+    let tokenizer = Pieced::new().build().unwrap();
+    assert_eq!(tokenizer.encode("<s>", true).unwrap(), [1]);
+    assert_eq!(tokenizer.encode("<s>", false).unwrap(), [T + 11, T + 12]);
+    assert!(!tokenizer.encode("<0x41>", true).unwrap().contains(&byte(0x41)));
+}
+
+#[test]
+fn a_space_is_put_before_text_where_the_file_wants_it() {
+    let mut pieced = Pieced::new();
+    pieced.file = GgufWriter::new();
+    pieced.file.string("tokenizer.ggml.model", "llama").integer("tokenizer.ggml.bos_token_id", 1);
+    let tokenizer = pieced.build().unwrap();
+    assert_eq!(tokenizer.encode("the<s>the<s>", true).unwrap(), [T + 2, 1, T + 2, 1]);
+    assert_eq!(tokenizer.encode(" a", true).unwrap(), [T + 5, T + 5, T + 9], "cut before the space is put");
+    assert!(tokenizer.encode("", true).unwrap().is_empty());
+}
+
+#[test]
+fn bad_pieces_are_refused_with_the_cause() {
+    type Change = fn(&mut Pieced);
+    let cases: [(&str, Change); 8] = [
+        ("and 274 scores", |pieced| pieced.scores.truncate(274)),
+        ("score of token 7 is NaN", |pieced| pieced.scores[7] = f32::NAN),
+        ("score of token 7 is -inf", |pieced| pieced.scores[7] = f32::NEG_INFINITY),
+        ("token 6 is of a byte, and spelled \"<0x0>\"", |pieced| pieced.tokens[6] = "<0x0>".into()),
+        ("token 6 is of a byte, and spelled \"<0x+0>\"", |pieced| pieced.tokens[6] = "<0x+0>".into()),
+        ("no token for byte 0x00", |pieced| pieced.types[6] = 5),
+        ("remove_extra_whitespaces", |pieced| {
+            pieced.file.flag("tokenizer.ggml.remove_extra_whitespaces", true);
+        }),
+        ("precompiled_charsmap", |pieced| {
+            pieced.file.integers("tokenizer.ggml.precompiled_charsmap", &[1]);
+        }),
+    ];
+    for (words, change) in cases {
+        let mut pieced = Pieced::new();
+        change(&mut pieced);
+        let error = pieced.build().unwrap_err().to_string();
+        assert!(error.contains(words), "{error} does not say {words}");
+    }
+    let mut pieced = Pieced::new();
+    pieced.file = GgufWriter::new();
+    pieced.file.string("tokenizer.ggml.model", "llama").string("tokenizer.ggml.pre", "qwen2");
+    assert!(matches!(pieced.build(), Err(TokenizerError::PreTokenizer { found }) if found == "qwen2"));
+}
+
+/// A long text is merged in about its length's time, whatever it is made of.
+#[test]
+fn a_long_run_of_one_letter_ends() {
+    let tokenizer = Pieced::new().build().unwrap();
+    let text = "a".repeat(1 << 20);
+    assert_eq!(tokenizer.encode(&text, true).unwrap(), vec![T + 4; 1 << 18]);
 }
 
 /// The cuts that `tokenizers` makes with the patterns of `transformers` (`tests/fidelity/words.py`).

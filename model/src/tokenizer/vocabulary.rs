@@ -35,8 +35,10 @@ const END_KEYS: &[&str] = &["eos_token_id", "eot_token_id", "eom_token_id"];
 /// What a token is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Text, spelled in the alphabet of bytes.
+    /// Text, in the spelling of its family.
     Text,
+    /// One byte of a character that is no piece.
+    Byte,
     /// Steers the model; not part of the text. The unknown token is one of these.
     Control,
     /// Added to the vocabulary as it is spelled; part of the text.
@@ -49,18 +51,29 @@ impl Kind {
     /// `llama_token_type` of llama.cpp's `llama.h`.
     fn from_type(found: i64) -> Option<Kind> {
         Some(match found {
-            1 | 6 => Kind::Text,
+            1 => Kind::Text,
             2 | 3 => Kind::Control,
             4 => Kind::UserDefined,
             5 => Kind::Unused,
+            6 => Kind::Byte,
             _ => return None,
         })
     }
 }
 
+/// How the tokens of a vocabulary are spelled and merged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Family {
+    /// Byte-level BPE.
+    Words,
+    /// SentencePiece.
+    Sentence,
+}
+
 /// What the file says.
 pub(super) struct Vocabulary<'a> {
     metadata: &'a Metadata,
+    pub(super) family: Family,
     tokens: Vec<&'a str>,
     kinds: Vec<Kind>,
     /// `tokenizer.ggml.pre`.
@@ -73,9 +86,11 @@ impl<'a> Vocabulary<'a> {
     /// Reads and checks everything but the merges.
     pub(super) fn read(metadata: &'a Metadata) -> Result<Vocabulary<'a>, TokenizerError> {
         let model = required(metadata, "tokenizer.ggml.model", Metadata::string)?;
-        if model != "gpt2" {
-            return Err(TokenizerError::Model { found: shown(model) });
-        }
+        let family = match model {
+            "gpt2" => Family::Words,
+            "llama" => Family::Sentence,
+            _ => return Err(TokenizerError::Model { found: shown(model) }),
+        };
         // A file without the key is older than the key; llama.cpp calls its pre-tokenizer so.
         let pre = metadata.string("tokenizer.ggml.pre")?.unwrap_or("default");
         let tokens = required(metadata, "tokenizer.ggml.tokens", Metadata::strings)?;
@@ -97,7 +112,7 @@ impl<'a> Vocabulary<'a> {
                 .collect::<Result<_, _>>()?,
         };
         let adds_bos = metadata.flag("tokenizer.ggml.add_bos_token")?;
-        let mut vocabulary = Vocabulary { metadata, tokens, kinds, pre, adds_bos };
+        let mut vocabulary = Vocabulary { metadata, family, tokens, kinds, pre, adds_bos };
         // What a key names steers the model, whatever its type says.
         for key in END_KEYS.iter().chain(&["bos_token_id"]) {
             if let Some(token) = vocabulary.named(key)?
@@ -145,6 +160,38 @@ impl<'a> Vocabulary<'a> {
             .collect()
     }
 
+    /// By which SentencePiece's merges are chosen: one for each token.
+    pub(super) fn scores(&self) -> Result<Box<[f32]>, TokenizerError> {
+        let scores = required(self.metadata, "tokenizer.ggml.scores", Metadata::floats)?;
+        if scores.len() != self.tokens.len() {
+            return Err(TokenizerError::ScoreCount { tokens: self.tokens.len(), scores: scores.len() });
+        }
+        match scores.iter().position(|score| !score.is_finite()) {
+            // Files store them as f32. A zero is one zero, with or without a sign.
+            None => Ok(scores.into_iter().map(|score| score as f32 + 0.0).collect()),
+            Some(token) => {
+                let found = scores.get(token).copied().unwrap_or_default();
+                Err(TokenizerError::Score { token, found })
+            }
+        }
+    }
+
+    /// Whether SentencePiece puts a space before a text; and the check that it does nothing else to it.
+    pub(super) fn space_prefix(&self) -> Result<bool, TokenizerError> {
+        if self.pre != "default" {
+            return Err(TokenizerError::PreTokenizer { found: shown(self.pre) });
+        }
+        const CHARACTERS: &str = "tokenizer.ggml.precompiled_charsmap";
+        const WHITE_SPACE: &str = "tokenizer.ggml.remove_extra_whitespaces";
+        if self.metadata.get(CHARACTERS).is_some() {
+            return Err(TokenizerError::Unsupported { key: CHARACTERS.to_owned() });
+        }
+        if self.metadata.flag(WHITE_SPACE)? == Some(true) {
+            return Err(TokenizerError::Unsupported { key: WHITE_SPACE.to_owned() });
+        }
+        Ok(self.metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true))
+    }
+
     /// The token that `tokenizer.ggml.<key>` names.
     pub(super) fn named(&self, key: &str) -> Result<Option<u32>, TokenizerError> {
         let key = format!("tokenizer.ggml.{key}");
@@ -181,7 +228,7 @@ fn required<'a, T>(
 }
 
 /// As much of a text as an error message has room for.
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     let end = (0..=SHOWN_BYTES.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     text.get(..end).unwrap_or_default().to_owned()
 }

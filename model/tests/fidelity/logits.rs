@@ -5,7 +5,7 @@
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use shoal_model::sampling::philox;
-use shoal_model::{MAX_RUN_TOKENS, ModelFile, Op, Request, Sampling, Shard, ShardSpec, Step, Want};
+use shoal_model::{MAX_RUN_TOKENS, Op, Request, Sampling, Shard, ShardSpec, Step, Want};
 
 const REFERENCE: &[u8] = include_bytes!("../data/fidelity.bin");
 const YARDSTICK: &str = include_str!("../data/fidelity.json");
@@ -97,12 +97,12 @@ fn mean(values: &[f64]) -> f64 {
 
 #[test]
 fn probabilities_are_as_near_to_f32_as_those_of_llama_cpp() {
-    let Some(path) = crate::model("probabilities_are_as_near_to_f32_as_those_of_llama_cpp") else { return };
+    let Some(file) = crate::open("smollm2") else { return };
     let yardstick: Yardstick = serde_json::from_str(YARDSTICK).unwrap();
     let positions = reference(REFERENCE).expect("fidelity.bin is what reference.py writes");
     let llama_cpp = yardstick.llama_cpp;
     assert_eq!((positions.len(), llama_cpp.kl.len(), llama_cpp.agrees.len()), (1024, 1024, 1024));
-    let sha256 = Sha256::digest(std::fs::read(&path).unwrap());
+    let sha256 = Sha256::digest(std::fs::read(file.path()).unwrap());
     assert_eq!(
         sha256.iter().map(|byte| format!("{byte:02x}")).collect::<String>(),
         yardstick.model_sha256,
@@ -111,7 +111,6 @@ fn probabilities_are_as_near_to_f32_as_those_of_llama_cpp() {
 
     let tokens: Vec<u32> = positions.iter().map(|position| position.token).collect();
     let (mut kl, mut agrees) = (Vec::new(), Vec::new());
-    let file = ModelFile::open(&path).unwrap();
     let spec = ShardSpec { layers: 0..30, context: tokens.len() as u32, slots: 1, threads: 2 };
     let mut shard = Shard::load(&file, &spec, &mut |_| ()).unwrap();
     let request = Request {
