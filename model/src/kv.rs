@@ -32,8 +32,8 @@ pub(crate) fn bytes_per_token_layer(kv_heads: u32, head_dim: u32) -> u64 {
 
 /// Keys and values of some layers, in f16, in pages that are allocated once.
 ///
-/// By layer, page and KV head: of the keys, for each sixteen positions rows of sixteen by dimension, so that a lane is a
-/// position; of the values, rows of dimensions by position. Dimensions are filled up to a multiple of sixteen.
+/// By layer, page and KV head: of the keys, rows of positions by dimension, so that a lane is a position; of the values,
+/// rows of dimensions by position. Dimensions are filled up to a multiple of sixteen.
 pub(crate) struct KvCache {
     pub(crate) keys: Arena<f16>,
     pub(crate) values: Arena<f16>,
@@ -130,7 +130,6 @@ impl LayerWriter<'_> {
         let Heads { kv_heads, dim, .. } = self.heads;
         let (padded, size) = (self.heads.padded(), self.heads.page_elements());
         let page = self.pages.of(place)[pos / PAGE] as usize;
-        let (group, lane) = (pos % PAGE / LANES, pos % LANES);
         for head in 0..kv_heads {
             let start = (page * kv_heads + head) * size;
             let of_head = head * dim..(head + 1) * dim;
@@ -138,7 +137,7 @@ impl LayerWriter<'_> {
             for (index, piece) in keys[of_head.clone()].chunks(LANES).enumerate() {
                 path.run(Halve { from: piece, to: &mut pieces });
                 for (d, &element) in pieces[..piece.len()].iter().enumerate() {
-                    let at = start + (group * padded + index * LANES + d) * LANES + lane;
+                    let at = start + (index * LANES + d) * PAGE + pos % PAGE;
                     // SAFETY: the caller's promise: this element is of that position.
                     unsafe { self.keys.write(at, element) };
                 }

@@ -18,6 +18,10 @@ pub(crate) struct Int8Block {
 }
 
 impl Int8Block {
+    /// Of zeros.
+    pub(super) const ZERO: Int8Block =
+        Int8Block { values: [0; COLUMNS], factor: 0.0, sum: 0.0, halves: [0; 2] };
+
     /// The values of four neighbouring columns.
     #[inline(always)]
     pub(super) fn group(&self, group: usize) -> &[i8; 4] {

@@ -250,7 +250,10 @@ impl<T: Packed> Tiles<'_, T> {
         group: usize,
         row: usize,
     ) -> usize {
-        let input = std::array::from_fn::<_, N, _>(|n| self.input.int8_row(row + n));
+        let mut input: [&[Int8Block]; N] = [&[]; N];
+        for (n, input) in input.iter_mut().enumerate() {
+            *input = self.input.int8_row(row + n);
+        }
         for (n, totals) in products(lanes, tiles, input).into_iter().enumerate() {
             store(lanes, self.matrix, group, &self.to, row + n - self.rows.start, totals);
         }
@@ -300,11 +303,17 @@ impl<C: Column> Columns<'_, C> {
         group: usize,
         row: usize,
     ) -> usize {
-        let input = std::array::from_fn::<_, N, _>(|n| self.input.f32_row(row + n));
+        let mut input: [&[f32]; N] = [&[]; N];
+        for (n, input) in input.iter_mut().enumerate() {
+            *input = self.input.f32_row(row + n);
+        }
         let mut sums = [[lanes.splat(0.0); CHAINS]; N];
         let (whole, rest) = columns.as_chunks::<CHAINS>();
         for (at, chunk) in whole.iter().enumerate() {
-            let weights = chunk.each_ref().map(|column| column.load(lanes));
+            let mut weights = [lanes.splat(0.0); CHAINS];
+            for (weights, column) in weights.iter_mut().zip(chunk) {
+                *weights = column.load(lanes);
+            }
             for (sums, input) in sums.iter_mut().zip(input) {
                 for (k, sum) in sums.iter_mut().enumerate() {
                     *sum = lanes.fma(weights[k], lanes.splat(input[at * CHAINS + k]), *sum);

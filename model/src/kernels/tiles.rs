@@ -289,6 +289,8 @@ unsafe impl Tile for Bytes {
 const PREFETCH_BYTES: usize = 2048;
 const LINE_BYTES: usize = 64;
 
+const NO_BLOCK: Int8Block = Int8Block::ZERO;
+
 /// The products of sixteen rows of weights with `N` rows of activations, one block for each tile. For each output the
 /// blocks are added up in their order, whatever `N` is: integers exactly within a block, then
 /// `fma(integer sum, factor * factor, total)` and, where there are minima, `fma(minimum, sum, total)`.
@@ -305,8 +307,11 @@ pub(super) fn products<L: Lanes, T: Tile, const N: usize>(
         for line in 0..size_of::<T>().div_ceil(LINE_BYTES) {
             lanes.prefetch(ahead.wrapping_add(line * LINE_BYTES));
         }
-        // SAFETY: every row has a block for each tile, as was asserted.
-        let blocks = rows.map(|row| unsafe { row.get_unchecked(at) });
+        let mut blocks = [&NO_BLOCK; N];
+        for (block, row) in blocks.iter_mut().zip(rows) {
+            // SAFETY: every row has a block for each tile, as was asserted.
+            *block = unsafe { row.get_unchecked(at) };
+        }
         if T::HALVES {
             add_half::<L, T, N>(lanes, tile, blocks, 0, &mut totals);
             add_half::<L, T, N>(lanes, tile, blocks, 1, &mut totals);
@@ -326,7 +331,10 @@ fn add_whole<L: Lanes, T: Tile, const N: usize>(
 ) {
     let factors = lanes.load_f16(tile.factors(0));
     let integers: [L::I32; N] = if T::SIGNED {
-        let mut sums = blocks.map(|block| lanes.signed_sums(block.halves[0] + block.halves[1]));
+        let mut sums = [lanes.signed_sums(0); N];
+        for (sums, block) in sums.iter_mut().zip(blocks) {
+            *sums = lanes.signed_sums(block.halves[0] + block.halves[1]);
+        }
         for group in 0..GROUPS {
             let weights = tile.integers(lanes, group);
             for (sums, block) in sums.iter_mut().zip(blocks) {
@@ -335,10 +343,13 @@ fn add_whole<L: Lanes, T: Tile, const N: usize>(
         }
         sums
     } else {
-        let start = |block: &Int8Block| lanes.sums(-T::OFFSET * (block.halves[0] + block.halves[1]));
-        unsigned(lanes, tile, blocks, 0, GROUPS, blocks.map(start))
+        let mut sums = [lanes.sums(0); N];
+        for (sums, block) in sums.iter_mut().zip(blocks) {
+            *sums = lanes.sums(-T::OFFSET * (block.halves[0] + block.halves[1]));
+        }
+        unsigned(lanes, tile, blocks, 0, GROUPS, sums)
     };
-    let minima = tile.minima(0).map(|minima| lanes.load_f16(minima));
+    let minima = minima(lanes, tile, 0);
     for n in 0..N {
         let scale = lanes.mul(factors, lanes.splat(blocks[n].factor));
         totals[n] = lanes.fma(lanes.number(integers[n]), scale, totals[n]);
@@ -356,11 +367,14 @@ fn add_half<L: Lanes, T: Tile, const N: usize>(
     half: usize,
     totals: &mut [L::F32; N],
 ) {
-    let start = |block: &Int8Block| lanes.sums(-T::OFFSET * block.halves[half]);
+    let mut sums = [lanes.sums(0); N];
+    for (sums, block) in sums.iter_mut().zip(blocks) {
+        *sums = lanes.sums(-T::OFFSET * block.halves[half]);
+    }
     let first = half * GROUPS / 2;
-    let integers = unsigned(lanes, tile, blocks, first, first + GROUPS / 2, blocks.map(start));
+    let integers = unsigned(lanes, tile, blocks, first, first + GROUPS / 2, sums);
     let factors = lanes.load_f16(tile.factors(half));
-    let minima = tile.minima(half).map(|minima| lanes.load_f16(minima));
+    let minima = minima(lanes, tile, half);
     for n in 0..N {
         let scale = lanes.mul(factors, lanes.splat(blocks[n].factor));
         totals[n] = lanes.fma(lanes.number(integers[n]), scale, totals[n]);
@@ -383,12 +397,26 @@ fn unsigned<L: Lanes, T: Tile, const N: usize>(
 ) -> [L::I32; N] {
     for group in first..end {
         if L::NARROW && group > first && (group - first).is_multiple_of(T::GROUPS_PER_FLUSH) {
-            sums = sums.map(|sums| lanes.flush(sums));
+            for sums in &mut sums {
+                *sums = lanes.flush(*sums);
+            }
         }
         let weights = tile.integers(lanes, group);
         for (sums, block) in sums.iter_mut().zip(blocks) {
             *sums = lanes.dot(*sums, weights, block.group(group));
         }
     }
-    sums.map(|sums| lanes.total(sums))
+    let mut totals = [lanes.total(sums[0]); N];
+    for (total, sums) in totals.iter_mut().zip(sums) {
+        *total = lanes.total(sums);
+    }
+    totals
+}
+
+#[inline(always)]
+fn minima<L: Lanes, T: Tile>(lanes: L, tile: &T, half: usize) -> Option<L::F32> {
+    match tile.minima(half) {
+        Some(minima) => Some(lanes.load_f16(minima)),
+        None => None,
+    }
 }

@@ -81,11 +81,14 @@ impl Kernel for Reduce<'_, '_> {
     }
 }
 
-impl Reduce<'_, '_> {
+impl<'b> Reduce<'_, 'b> {
     /// Reduces `N` queries from `first` on.
     #[inline(always)]
     fn reduce<L: Lanes, const N: usize>(&mut self, lanes: L, first: usize) -> usize {
-        let sees: [Range<usize>; N] = std::array::from_fn(|n| self.attention.sees(first + n, self.split));
+        let mut sees = [const { 0..0 }; N];
+        for (n, sees) in sees.iter_mut().enumerate() {
+            *sees = self.attention.sees(first + n, self.split);
+        }
         // Rows follow each other, so the first query's range begins first and the last one's ends last. Where one sees
         // nothing its range is empty.
         let seen = sees[0].start.min(sees[N - 1].start)..sees[N - 1].end;
@@ -107,20 +110,31 @@ impl Reduce<'_, '_> {
     /// The scores of the pages that hold `seen`.
     #[inline(always)]
     fn score<L: Lanes, const N: usize>(&mut self, lanes: L, first: usize, seen: Range<usize>) {
-        let queries: [&[f32]; N] = std::array::from_fn(|n| self.attention.query(first + n));
-        let dim = queries[0].len();
+        let mut queries: [&[f32]; N] = [&[]; N];
+        for (n, query) in queries.iter_mut().enumerate() {
+            *query = self.attention.query(first + n);
+        }
         // Positions scored at once, in groups of sixteen: as many sums as fit the registers.
         let at_once = if L::ACCUMULATORS >= 16 { POSITION_GROUPS } else { 1 };
-        for page in seen.start / PAGE..seen.end.div_ceil(PAGE) {
-            let (keys, _) = self.attention.view.page(self.split * (SPLIT / PAGE) + page);
-            let rows = keys.as_chunks::<LANES>().0;
-            let per_group = rows.len() / POSITION_GROUPS;
+        let pages = seen.start / PAGE..seen.end.div_ceil(PAGE);
+        for page in pages.clone() {
+            let (keys, _) = self.page(page);
+            let next = match page + 1 < pages.end {
+                true => self.page(page + 1).0,
+                false => self.page(pages.start).1,
+            };
+            // A row for each dimension, the positions in groups of sixteen.
+            let rows = keys.as_chunks::<LANES>().0.as_chunks::<POSITION_GROUPS>().0;
+            let next = next.as_chunks::<PAGE>().0;
             for groups in (0..POSITION_GROUPS).step_by(at_once) {
                 let mut sums = [[lanes.splat(0.0); POSITION_GROUPS]; N];
-                for d in 0..dim {
+                for (d, (row, next)) in rows.iter().zip(next).enumerate().take(queries[0].len()) {
+                    if groups == 0 {
+                        prefetch(lanes, next);
+                    }
                     let mut keys = [lanes.splat(0.0); POSITION_GROUPS];
-                    for (group, keys) in keys.iter_mut().enumerate().take(at_once) {
-                        *keys = lanes.load_f16(&rows[(groups + group) * per_group + d]);
+                    for (keys, group) in keys.iter_mut().zip(&row[groups..]).take(at_once) {
+                        *keys = lanes.load_f16(group);
                     }
                     for (sums, query) in sums.iter_mut().zip(queries) {
                         let element = lanes.splat(query[d]);
@@ -139,6 +153,12 @@ impl Reduce<'_, '_> {
         }
     }
 
+    /// The keys and the values of a page of the split.
+    #[inline(always)]
+    fn page(&self, page: usize) -> (&'b [f16], &'b [f16]) {
+        self.attention.view.page(self.split * (SPLIT / PAGE) + page)
+    }
+
     /// The values of `seen`, times their weights.
     #[inline(always)]
     fn sum_values<L: Lanes, const N: usize>(&mut self, lanes: L, first: usize, seen: Range<usize>) {
@@ -147,21 +167,38 @@ impl Reduce<'_, '_> {
         let at_once = (L::ACCUMULATORS / N).clamp(1, WIDE);
         let padded = self.partial.padded;
         let vectors = padded / LANES;
+        let mut weights = [&[0.0; SPLIT]; N];
+        for (weights, scores) in weights.iter_mut().zip(self.scores.iter()) {
+            *weights = scores;
+        }
         let mut start = 0;
         while start < vectors {
             let count = at_once.min(vectors - start);
             let mut sums = [[lanes.splat(0.0); WIDE]; N];
-            for page in seen.start / PAGE..seen.end.div_ceil(PAGE) {
-                let (_, values) = self.attention.view.page(self.split * (SPLIT / PAGE) + page);
-                let rows = values.as_chunks::<LANES>().0.chunks_exact(vectors);
-                let positions = seen.start.max(page * PAGE)..seen.end.min((page + 1) * PAGE);
-                let rows = positions.clone().zip(rows.skip(positions.start - page * PAGE));
+            let pages = seen.start / PAGE..seen.end.div_ceil(PAGE);
+            for page in pages.clone() {
+                let part = ValuePart {
+                    values: self.page(page).1,
+                    // After the last one, the next split begins with its keys; where there is none nothing is lost.
+                    next: match page + 1 < pages.end {
+                        true => self.page(page + 1).1,
+                        false => self.page(page).1,
+                    },
+                    start,
+                    vectors,
+                    first: page * PAGE,
+                    positions: seen.start.max(page * PAGE)..seen.end.min((page + 1) * PAGE),
+                };
                 if count == WIDE {
-                    add_values::<L, N, WIDE>(lanes, rows, start, self.scores, &mut sums);
+                    part.add::<L, N, WIDE>(lanes, &weights, &mut sums);
                 } else {
                     for vector in 0..count {
-                        let mut one = sums.map(|sums| [sums[vector]]);
-                        add_values::<L, N, 1>(lanes, rows.clone(), start + vector, self.scores, &mut one);
+                        let mut one = [[lanes.splat(0.0); 1]; N];
+                        for (one, sums) in one.iter_mut().zip(&sums) {
+                            one[0] = sums[vector];
+                        }
+                        ValuePart { start: start + vector, positions: part.positions.clone(), ..part }
+                            .add::<L, N, 1>(lanes, &weights, &mut one);
                         for (sums, one) in sums.iter_mut().zip(one) {
                             sums[vector] = one[0];
                         }
@@ -180,25 +217,66 @@ impl Reduce<'_, '_> {
     }
 }
 
-/// Adds the values of some positions, of `W` vectors of dimensions from `start` on; each position comes with its row.
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Asks for a row before it is read.
 #[inline(always)]
-fn add_values<'a, L: Lanes, const N: usize, const W: usize>(
-    lanes: L,
-    rows: impl Iterator<Item = (usize, &'a [[f16; LANES]])>,
+fn prefetch<L: Lanes>(lanes: L, row: &[f16]) {
+    let at = row.as_ptr().cast::<u8>();
+    for offset in (0..size_of_val(row)).step_by(LINE) {
+        lanes.prefetch(at.wrapping_add(offset));
+    }
+}
+
+/// Some positions of a page of values, and some of their dimensions.
+struct ValuePart<'a> {
+    values: &'a [f16],
+    /// The page that is read next.
+    next: &'a [f16],
+    /// The first vector of dimensions.
     start: usize,
-    weights: &[[f32; SPLIT]],
-    sums: &mut [[L::F32; W]; N],
-) {
-    for (position, row) in rows {
-        let row = &row[start..][..W];
-        let values: [L::F32; W] = std::array::from_fn(|vector| lanes.load_f16(&row[vector]));
-        for (sums, weights) in sums.iter_mut().zip(weights) {
-            let weight = lanes.splat(weights[position]);
-            for (sum, value) in sums.iter_mut().zip(values) {
-                *sum = lanes.fma(weight, value, *sum);
+    /// Vectors of a position.
+    vectors: usize,
+    /// The page's first position within the split.
+    first: usize,
+    positions: Range<usize>,
+}
+
+impl ValuePart<'_> {
+    /// Adds them, `W` vectors of dimensions, times their weights.
+    #[inline(always)]
+    fn add<L: Lanes, const N: usize, const W: usize>(
+        &self,
+        lanes: L,
+        weights: &[&[f32; SPLIT]; N],
+        sums: &mut [[L::F32; W]; N],
+    ) {
+        let (rows, next) = (self.values.as_chunks::<LANES>().0, self.next);
+        for position in self.positions.clone() {
+            let at = (position - self.first) * self.vectors + self.start;
+            let row = &rows[at..at + W];
+            prefetch(lanes, &next[at * LANES..(at + W) * LANES]);
+            let mut values = [lanes.splat(0.0); W];
+            for (value, numbers) in values.iter_mut().zip(row) {
+                *value = lanes.load_f16(numbers);
+            }
+            for (sums, weights) in sums.iter_mut().zip(weights) {
+                let weight = lanes.splat(weights[position % SPLIT]);
+                for (sum, value) in sums.iter_mut().zip(values) {
+                    *sum = lanes.fma(weight, value, *sum);
+                }
             }
         }
     }
+}
+
+/// The lanes of a piece of sixteen positions that are seen, and `rest` in the others.
+#[inline(always)]
+fn only<L: Lanes>(lanes: L, sees: &Range<usize>, piece: usize, numbers: L::F32, rest: L::F32) -> L::F32 {
+    let start = sees.start.saturating_sub(piece * LANES).min(LANES);
+    let end = sees.end.saturating_sub(piece * LANES).min(LANES);
+    lanes.first(end, lanes.first(start, rest, numbers), rest)
 }
 
 /// Makes weights of one query's scores: e^(score - largest) where it sees, 0 in the rest of `seen`. Returns the largest
@@ -212,20 +290,16 @@ fn weigh<L: Lanes>(
 ) -> (f32, f32) {
     let places = scores.as_chunks_mut::<LANES>().0;
     let pieces = seen.start / LANES..seen.end.div_ceil(LANES);
-    let only = |piece: usize, numbers: L::F32, rest: L::F32| {
-        let within = |position: usize| position.saturating_sub(piece * LANES).min(LANES);
-        lanes.first(within(sees.end), lanes.first(within(sees.start), rest, numbers), rest)
-    };
     let mut largest = lanes.splat(f32::NEG_INFINITY);
     for piece in pieces.clone() {
-        let scores = only(piece, lanes.load(&places[piece]), lanes.splat(f32::NEG_INFINITY));
+        let scores = only(lanes, &sees, piece, lanes.load(&places[piece]), lanes.splat(f32::NEG_INFINITY));
         largest = lanes.max(scores, largest);
     }
     let largest = lanes.largest(largest);
     let mut sum = lanes.splat(0.0);
     for piece in pieces {
         let weights = lanes.exp(lanes.sub(lanes.load(&places[piece]), lanes.splat(largest)));
-        let weights = only(piece, weights, lanes.splat(0.0));
+        let weights = only(lanes, &sees, piece, weights, lanes.splat(0.0));
         sum = lanes.add(sum, weights);
         lanes.store(&mut places[piece], weights);
     }
@@ -244,11 +318,6 @@ impl Kernel for Merge<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let padded = self.partial.padded;
-        let exp = |x: f32| {
-            let mut lane = [0.0; LANES];
-            lanes.store(&mut lane, lanes.exp(lanes.splat(x)));
-            lane[0]
-        };
         for (query, &(largest, weight)) in self.partial.totals.iter().enumerate() {
             let total = &mut self.total.totals[query];
             let totals = self.total.values[query * padded..(query + 1) * padded].as_chunks_mut::<LANES>().0;
@@ -262,7 +331,7 @@ impl Kernel for Merge<'_> {
                 continue;
             }
             let both = if largest > total.0 { largest } else { total.0 };
-            let (keep, take) = (exp(total.0 - both), exp(largest - both));
+            let (keep, take) = (exp(lanes, total.0 - both), exp(lanes, largest - both));
             *total = (both, total.1 * keep + weight * take);
             for (total, values) in totals.iter_mut().zip(values) {
                 let kept = lanes.mul(lanes.load(total), lanes.splat(keep));
@@ -270,4 +339,12 @@ impl Kernel for Merge<'_> {
             }
         }
     }
+}
+
+/// e^x, with the bits that it has in a vector.
+#[inline(always)]
+fn exp<L: Lanes>(lanes: L, x: f32) -> f32 {
+    let mut lane = [0.0; LANES];
+    lanes.store(&mut lane, lanes.exp(lanes.splat(x)));
+    lane[0]
 }
