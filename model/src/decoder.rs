@@ -19,7 +19,7 @@ pub(crate) use scratch::ScratchBytes;
 use crate::config::{Activation, DecoderConfig, Rotary};
 use crate::kernels::activations::{Form, finite};
 use crate::kernels::attention::{Heads, LayerCache, Span, attend};
-use crate::kernels::matmul::{multiply, multiply_gated};
+use crate::kernels::matmul::{Gating, multiply, multiply_gated};
 use crate::kernels::rowwise::Gate;
 use crate::kernels::team::Team;
 use crate::kernels::weights::{Matrix, Weights};
@@ -143,6 +143,7 @@ impl Decoder {
     /// result stays inside: see [`Decoder::rows`], [`Decoder::is_broken`] and [`Decoder::logits`]. Tokens, slots and
     /// positions are within bounds, and no more rows than the scratch was made for.
     pub(crate) fn forward(&mut self, batch: &[Rows<'_>], input: &[f32]) -> Result<(), Full> {
+        self.team.begin_step();
         let mut rows = 0;
         self.scratch.spans.clear();
         for &Rows { slot, pos, tokens } in batch {
@@ -195,7 +196,7 @@ impl Decoder {
         let vocab = head.matrix.outputs();
         let Scratch { activations, logits, .. } = scratch;
         let matrices = [head.matrix];
-        multiply(&mut self.team, &self.weights, &matrices, activations, rows.len(), (logits, vocab));
+        multiply(&mut self.team, &self.weights, &matrices, activations, rows.len(), (logits, vocab), &[]);
         &logits[..rows.len() * vocab]
     }
 
@@ -211,7 +212,7 @@ impl Decoder {
 
         let stride = scratch.qkv_width;
         let Scratch { activations, qkv, .. } = scratch;
-        multiply(team, &self.weights, &layer.qkv, activations, rows, (qkv, stride));
+        multiply(team, &self.weights, &layer.qkv, activations, rows, (qkv, stride), &[layer.attn_output]);
 
         let turns = if layer.window.is_some() { &scratch.window_turns } else { &scratch.turns };
         let turn = rows::Turn {
@@ -232,7 +233,8 @@ impl Decoder {
         scratch.store_attended(team, rows, forms(&[&layer.attn_output]));
         let Scratch { activations, delta, .. } = scratch;
         let hidden = self.config.hidden as usize;
-        multiply(team, &self.weights, &[layer.attn_output], activations, rows, (delta, hidden));
+        let next = [layer.gate];
+        multiply(team, &self.weights, &[layer.attn_output], activations, rows, (delta, hidden), &next);
     }
 
     /// The gated MLP and its output.
@@ -246,11 +248,19 @@ impl Decoder {
 
         let Scratch { activations, gated, delta, .. } = scratch;
         let halves = [&layer.gate, &layer.up];
-        let kind = Gate::from(self.config.activation);
-        let form = layer.down.packing().form();
-        multiply_gated(team, &self.weights, halves, activations, rows, (kind, form), gated);
+        let gating = Gating {
+            kind: Gate::from(self.config.activation),
+            form: layer.down.packing().form(),
+            next: &[layer.down],
+        };
+        multiply_gated(team, &self.weights, halves, activations, rows, gating, gated);
         let hidden = self.config.hidden as usize;
-        multiply(team, &self.weights, &[layer.down], gated, rows, (delta, hidden));
+        let next = match (self.layers.get(index + 1), &self.head) {
+            (Some(layer), _) => &layer.qkv[..],
+            (None, Some(head)) => std::slice::from_ref(&head.matrix),
+            (None, None) => &[],
+        };
+        multiply(team, &self.weights, &[layer.down], gated, rows, (delta, hidden), next);
     }
 
     /// Adds what the last layer left.

@@ -13,7 +13,7 @@ use super::lanes::{Kernel, LANES, Lanes, Path};
 use super::rowwise::{Gate, gate};
 use super::team::Team;
 use super::tiles::pack::Packed;
-use super::tiles::{COLUMNS, products};
+use super::tiles::{COLUMNS, LINE, products};
 use super::weights::{Column, Matrix, PAIR, PAIR_ROWS, Weights, with_packing};
 
 /// Up to so many rows of activations the weights are cut once for each thread, in one piece: they stream from
@@ -26,7 +26,7 @@ const GATED_ROWS: usize = 16;
 
 /// How a product of `units` pairs of groups is cut.
 fn pieces(team: &Team, rows: usize, units: usize) -> usize {
-    let pieces = if rows <= STREAMED_ROWS { team.threads() } else { team.threads() * PIECES_PER_THREAD };
+    let pieces = if rows <= STREAMED_ROWS { team.active() } else { team.active() * PIECES_PER_THREAD };
     pieces.min(units)
 }
 
@@ -36,7 +36,8 @@ fn share(units: usize, pieces: usize, index: usize) -> Range<usize> {
 }
 
 /// Multiplies the first `rows` rows of `input` with each matrix, all of which take the same input. Row r goes to
-/// `out[r * stride..]`: the products with the first matrix, then those with the second, and so on.
+/// `out[r * stride..]`: the products with the first matrix, then those with the second, and so on. `next` are the matrices
+/// of the next product; their weights are asked for.
 pub(crate) fn multiply(
     team: &mut Team,
     weights: &Weights,
@@ -44,6 +45,7 @@ pub(crate) fn multiply(
     input: &Activations,
     rows: usize,
     (out, stride): (&mut [f32], usize),
+    next: &[Matrix],
 ) {
     let path = team.path();
     let units = matrices.iter().map(|matrix| matrix.groups().div_ceil(PAIR)).sum();
@@ -63,7 +65,49 @@ pub(crate) fn multiply(
             unit += pairs;
             column += matrix.outputs();
         }
+        prefetch(path, weights, next, pieces, piece);
     });
+}
+
+/// Asks for the beginning of the share that this thread has of the next product: what lies between the two needs no
+/// memory, so the memory can be at work meanwhile.
+fn prefetch(path: Path, weights: &Weights, next: &[Matrix], pieces: usize, piece: usize) {
+    let units: usize = next.iter().map(|matrix| matrix.groups().div_ceil(PAIR)).sum();
+    let mut unit = share(units, pieces, piece).start;
+    for matrix in next {
+        let pairs = matrix.groups().div_ceil(PAIR);
+        if unit < pairs {
+            path.run(Prefetch(weights.beginning(matrix, unit * PAIR)));
+            return;
+        }
+        unit -= pairs;
+    }
+}
+
+struct Prefetch<'a>(&'a [u8]);
+
+/// What is asked for before a product begins; from then on it asks ahead by itself.
+const PREFETCH_BYTES: usize = 4096;
+
+impl Kernel for Prefetch<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        for line in self.0[..self.0.len().min(PREFETCH_BYTES)].chunks(LINE) {
+            lanes.prefetch(line.as_ptr());
+        }
+    }
+}
+
+/// What is done with the products of a gated MLP's halves.
+#[derive(Clone, Copy)]
+pub(crate) struct Gating<'a> {
+    pub(crate) kind: Gate,
+    /// In which the next matrix wants them.
+    pub(crate) form: Form,
+    /// The matrices of the next product.
+    pub(crate) next: &'a [Matrix],
 }
 
 /// Multiplies the rows of `input` with two matrices of equal size, packed together, and stores
@@ -74,7 +118,7 @@ pub(crate) fn multiply_gated(
     [gated, up]: [&Matrix; 2],
     input: &Activations,
     rows: usize,
-    (kind, form): (Gate, Form),
+    Gating { kind, form, next }: Gating<'_>,
     output: &mut Activations,
 ) {
     let path = team.path();
@@ -84,12 +128,12 @@ pub(crate) fn multiply_gated(
     let pieces = pieces(team, rows, units);
     let (int8, f32) = (Disjoint::new(&mut output.int8), Disjoint::new(&mut output.f32));
     team.for_each(pieces, &|piece, _| {
+        let mut products = [[[0f32; PAIR_ROWS]; GATED_ROWS]; 2];
         for unit in share(units, pieces, piece) {
             let groups = unit * PAIR..((unit + 1) * PAIR).min(up.groups());
             let mut start = 0;
             while start < rows {
                 let end = rows.min(start + GATED_ROWS);
-                let mut products = [[[0f32; PAIR_ROWS]; GATED_ROWS]; 2];
                 for (matrix, products) in [gated, up].into_iter().zip(&mut products) {
                     let buffer = Disjoint::new(products.as_flattened_mut());
                     let at = groups.start * LANES;
@@ -129,6 +173,7 @@ pub(crate) fn multiply_gated(
                 start = end;
             }
         }
+        prefetch(path, weights, next, pieces, piece);
     });
 }
 

@@ -1,18 +1,24 @@
 //! The threads that compute a shard.
 //!
-//! A team runs one piece of work at a time, cut into items that its threads take from a shared counter. Which thread
-//! computes an item never shows in the result. The calling thread takes part, so a team of one has no thread of its
-//! own and no synchronisation.
+//! A team runs one piece of work at a time, cut into items. Each thread begins with a share of its own, so that it reads
+//! the same part of the weights every time, and takes items of the others' shares when its own is done. Which thread
+//! computes an item never shows in the result. The calling thread takes part, so a team of one has no thread of its own
+//! and no synchronisation.
+//!
+//! Posting work and ending it cost one transfer of a cache line each: a share, the work and its end lie in one line that
+//! the thread looks at. A thread without work spins briefly (the next operation of a step follows within microseconds),
+//! then sleeps.
 //!
 //! The caller never waits for a thread that has not begun: if the system gives its core to someone else, the others
-//! take the items. A thread without work spins briefly (the next operation of a step follows within microseconds),
-//! then sleeps.
+//! take its items. It has to wait for one that lost its core in the middle of an item; when that happens the thread is
+//! left out for a while, because a team that waits for the scheduler of the system is slower than a smaller one.
 
 use std::cell::UnsafeCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
 use std::{hint, io, thread};
 
 use super::lanes::Path;
@@ -20,6 +26,14 @@ use super::lanes::Path;
 /// Turns of the spin loop before a thread without work sleeps: some 50 microseconds, longer than the serial parts
 /// between two operations of a step and far shorter than the time between two steps.
 const SPIN_TURNS: u32 = 2_000;
+
+/// Waiting for another thread's last item for so long, and longer than all of one's own took, means that it lost its core:
+/// a time slice of the system is some milliseconds.
+const LOST_CORE: Duration = Duration::from_micros(500);
+/// How long the team does without its threads after that, at first; doubled with every time that it happens again soon.
+const ALONE: Duration = Duration::from_millis(20);
+/// The longest such time.
+const LONGEST_ALONE: Duration = Duration::from_millis(1_000);
 
 /// The most threads of a team.
 pub(crate) const MAX_THREADS: usize = 256;
@@ -32,61 +46,78 @@ pub(crate) struct Team {
     shared: Arc<Shared>,
     members: Vec<Member>,
     path: Path,
+    contention: Contention,
 }
 
 struct Member {
     handle: Option<JoinHandle<()>>,
     thread: Thread,
-    asleep: Arc<AtomicBool>,
+}
+
+/// Whether other programs take the team's cores.
+#[derive(Default)]
+struct Contention {
+    /// The team is one thread until then.
+    alone_until: Option<Instant>,
+    /// When it last was together again, and for how long it had been alone.
+    together: Option<Instant>,
+    pause: Duration,
 }
 
 struct Shared {
-    /// Rises by one when work opens and by one when it closes: odd while there is work.
-    round: AtomicU64,
-    /// Threads that may be looking at `work`.
-    inside: AtomicUsize,
-    /// The next item to take.
-    next: AtomicUsize,
+    /// One for each thread, the caller first.
+    shares: Box<[Share]>,
+    /// Items of the open work that are not done.
+    remaining: Line<AtomicUsize>,
     stop: AtomicBool,
     panicked: AtomicBool,
-    work: UnsafeCell<Option<Posted>>,
 }
 
-/// The open work, with its borrow's lifetime taken off.
-#[derive(Clone, Copy)]
-struct Posted {
-    work: *const Work<'static>,
-    items: usize,
+/// Keeps what one thread writes out of the cache lines of others.
+#[repr(align(128))]
+struct Line<T>(T);
+
+/// A thread's share of the open work.
+#[repr(align(128))]
+struct Share {
+    /// The next item and the one after the last, in the high and the low half. They are equal where nothing is left.
+    items: AtomicU64,
+    work: UnsafeCell<Option<*const Work<'static>>>,
+    asleep: AtomicBool,
 }
 
-// SAFETY: `work` is written only by the caller of `for_each`, while `round` is even and `inside` is 0, so while no other
-// thread looks at it; the others read it only between entering (`inside`) and leaving, after they saw an odd `round`.
-unsafe impl Sync for Shared {}
-// SAFETY: the pointer inside is to a `Sync` closure, and is used only while that is borrowed by `for_each`.
-unsafe impl Send for Shared {}
+// SAFETY: `work` is written only by the caller of `for_each` while no item is left in the share, and read only by a thread
+// that took an item of the share and has not done it yet; the caller waits for that item before it writes again. The
+// pointer inside is to a `Sync` closure that is borrowed as long.
+unsafe impl Sync for Share {}
+// SAFETY: as above.
+unsafe impl Send for Share {}
 
 impl Team {
     /// A team of `threads`, the caller included; at least 1 and at most [`MAX_THREADS`].
     pub(crate) fn new(threads: usize) -> io::Result<Team> {
+        let threads = threads.clamp(1, MAX_THREADS);
+        let share = || Share {
+            items: AtomicU64::new(0),
+            work: UnsafeCell::new(None),
+            asleep: AtomicBool::new(false),
+        };
         let shared = Arc::new(Shared {
-            round: AtomicU64::new(0),
-            inside: AtomicUsize::new(0),
-            next: AtomicUsize::new(0),
+            shares: (0..threads).map(|_| share()).collect(),
+            remaining: Line(AtomicUsize::new(0)),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
-            work: UnsafeCell::new(None),
         });
-        let mut team = Team { shared, members: Vec::new(), path: Path::best() };
-        for index in 1..threads.clamp(1, MAX_THREADS) {
+        let mut team =
+            Team { shared, members: Vec::new(), path: Path::best(), contention: Contention::default() };
+        for index in 1..threads {
             let shared = Arc::clone(&team.shared);
-            let asleep = Arc::new(AtomicBool::new(false));
-            let flag = Arc::clone(&asleep);
             // On failure the drop of `team` ends those already started.
             let handle = thread::Builder::new()
                 .name(format!("shoal-model-{index}"))
-                .spawn(move || shared.serve(index, &flag))?;
+                .spawn(move || shared.serve(index))?;
             let thread = handle.thread().clone();
-            team.members.push(Member { handle: Some(handle), thread, asleep });
+            team.members.push(Member { handle: Some(handle), thread });
         }
         Ok(team)
     }
@@ -94,6 +125,11 @@ impl Team {
     /// Threads, the caller included.
     pub(crate) fn threads(&self) -> usize {
         self.members.len() + 1
+    }
+
+    /// Threads that take part now.
+    pub(crate) fn active(&self) -> usize {
+        if self.contention.alone_until.is_some() { 1 } else { self.threads() }
     }
 
     /// The instructions that the kernels use.
@@ -107,36 +143,47 @@ impl Team {
         self.path = path;
     }
 
+    /// Tells the team that a step begins: only now it decides how many threads take part.
+    pub(crate) fn begin_step(&mut self) {
+        self.contention.begin_step();
+    }
+
     /// Computes the items `0..items`, each exactly once, and returns when all are done.
     ///
     /// Panics if `work` panicked on any thread.
     pub(crate) fn for_each(&mut self, items: usize, work: &Work<'_>) {
-        if items <= 1 || self.members.is_empty() {
+        let active = self.active();
+        if items <= 1 || active == 1 {
             (0..items).for_each(|item| work(item, 0));
             return;
         }
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes. The pointer is used by others between the two changes of `round` below, and
-        // this function returns after them only when `inside` is 0, so not before every use has ended; `Close` does so
-        // on a panic too.
+        // SAFETY: only the lifetime changes. The pointer is used by whoever took an item, until it is done, and this
+        // function returns only when all items are.
         let posted = unsafe { std::mem::transmute::<*const Work<'_>, *const Work<'static>>(work) };
-        // SAFETY: `round` is even and `inside` was 0 when the last work closed; a thread that enters now sees the even
-        // `round` and leaves without a look. `&mut self` keeps other callers out.
-        unsafe { *shared.work.get() = Some(Posted { work: posted, items }) };
-        shared.next.store(0, Ordering::Relaxed);
-        shared.round.fetch_add(1, Ordering::SeqCst);
-        let close = Close(shared);
-        for member in &self.members {
-            if member.asleep.load(Ordering::SeqCst) {
-                member.thread.unpark();
+        shared.remaining.0.store(items, Ordering::Relaxed);
+        for (index, share) in shared.shares[..active].iter().enumerate().rev() {
+            let (next, end) = (items * index / active, items * (index + 1) / active);
+            // SAFETY: all items of the last work are done, so nobody reads it.
+            unsafe { *share.work.get() = Some(posted) };
+            share.items.store(pack(next, end), Ordering::SeqCst);
+            if index > 0 && share.asleep.load(Ordering::SeqCst) {
+                self.members[index - 1].thread.unpark();
             }
         }
-        shared.take_items(work, items, 0);
-        drop(close);
-        if shared.panicked.swap(false, Ordering::SeqCst) {
-            std::panic::resume_unwind(Box::new("a computing thread panicked"));
+        let posted = Instant::now();
+        shared.take_items(0, active);
+        self.contention.wait(posted, || shared.remaining.0.load(Ordering::Acquire) == 0);
+        if shared.panicked.swap(false, Ordering::Relaxed) {
+            resume_unwind(Box::new("a computing thread panicked"));
         }
     }
+}
+
+/// The next item and the one after the last.
+fn pack(next: usize, end: usize) -> u64 {
+    debug_assert!(end < 1 << 32);
+    (next as u64) << 32 | end as u64
 }
 
 impl Drop for Team {
@@ -152,82 +199,107 @@ impl Drop for Team {
     }
 }
 
-/// Closes the work and waits until nobody is inside, whether or not the caller's own share panicked.
-struct Close<'a>(&'a Shared);
-
-impl Drop for Close<'_> {
-    fn drop(&mut self) {
-        self.0.round.fetch_add(1, Ordering::SeqCst);
-        let mut turns = 0;
-        while self.0.inside.load(Ordering::SeqCst) != 0 {
-            turns += 1;
-            // Someone still computes its last item, or has lost its core.
-            if turns < SPIN_TURNS { hint::spin_loop() } else { thread::yield_now() }
-        }
-    }
-}
-
 impl Shared {
-    fn take_items(&self, work: &Work<'_>, items: usize, thread: usize) {
-        loop {
-            let item = self.next.fetch_add(1, Ordering::Relaxed);
-            if item >= items {
-                return;
+    /// Computes what is left of thread `index`'s share, then of the others'.
+    fn take_items(&self, index: usize, active: usize) {
+        for offset in 0..active {
+            let share = &self.shares[(index + offset) % active];
+            while let Some((item, work)) = share.take() {
+                // SAFETY: the item was taken and is not done, so the work is open and the closure borrowed.
+                let work = unsafe { &*work };
+                if catch_unwind(AssertUnwindSafe(|| work(item, index))).is_err() {
+                    self.panicked.store(true, Ordering::Relaxed);
+                }
+                self.remaining.0.fetch_sub(1, Ordering::Release);
             }
-            work(item, thread);
         }
     }
 
     /// The life of a member.
-    fn serve(&self, thread: usize, asleep: &AtomicBool) {
-        let mut served = 0;
-        loop {
-            let Some(round) = self.wait(served, asleep) else { return };
-            served = round;
-            // Either the caller sees us inside and waits, or we see that the work is closed: both sides write first and
-            // read then, in one total order (SeqCst).
-            self.inside.fetch_add(1, Ordering::SeqCst);
-            if self.round.load(Ordering::SeqCst) == round {
-                // SAFETY: the work is open and cannot close while we are inside, so it was written before `round` rose
-                // and will not be until we leave.
-                let posted = unsafe { *self.work.get() };
-                if let Some(Posted { work, items }) = posted {
-                    // SAFETY: as above: the closure is borrowed by the caller, who waits for us.
-                    let work = unsafe { &*work };
-                    if catch_unwind(AssertUnwindSafe(|| self.take_items(work, items, thread))).is_err() {
-                        self.panicked.store(true, Ordering::SeqCst);
-                    }
-                }
-            }
-            self.inside.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
-
-    /// Waits for open work other than round `served`; none when the team ends.
-    fn wait(&self, served: u64, asleep: &AtomicBool) -> Option<u64> {
-        let open =
-            || Some(self.round.load(Ordering::SeqCst)).filter(|round| round % 2 == 1 && *round != served);
+    fn serve(&self, index: usize) {
+        let share = &self.shares[index];
         let mut turns = 0;
-        loop {
-            if self.stop.load(Ordering::SeqCst) {
-                return None;
-            }
-            if let Some(round) = open() {
-                return Some(round);
+        while !self.stop.load(Ordering::Relaxed) {
+            if share.has_items() {
+                self.take_items(index, self.shares.len());
+                turns = 0;
+                continue;
             }
             turns += 1;
             if turns < SPIN_TURNS {
                 hint::spin_loop();
                 continue;
             }
-            // Work that opens between the look above and `park` finds `asleep` set and unparks us, or opened before it
-            // was set and is found by the second look.
-            asleep.store(true, Ordering::SeqCst);
-            if open().is_none() && !self.stop.load(Ordering::SeqCst) {
+            // Work that is posted between the look above and `park` finds `asleep` set and unparks us, or was posted before
+            // it was set and is found by the second look: both sides write first and read then, in one total order.
+            share.asleep.store(true, Ordering::SeqCst);
+            if !share.has_items() && !self.stop.load(Ordering::SeqCst) {
                 thread::park();
             }
-            asleep.store(false, Ordering::SeqCst);
+            share.asleep.store(false, Ordering::SeqCst);
             turns = 0;
+        }
+    }
+}
+
+impl Share {
+    fn has_items(&self) -> bool {
+        let items = self.items.load(Ordering::SeqCst);
+        items >> 32 < items & u64::from(u32::MAX)
+    }
+
+    /// Takes the next item. Whoever gets one holds the work open: it ends when all items are done.
+    fn take(&self) -> Option<(usize, *const Work<'static>)> {
+        let mut items = self.items.load(Ordering::Acquire);
+        loop {
+            let (next, end) = (items >> 32, items & u64::from(u32::MAX));
+            if next >= end {
+                return None;
+            }
+            match self.items.compare_exchange_weak(
+                items,
+                items + (1 << 32),
+                Ordering::Acquire,
+                Ordering::Acquire,
+            ) {
+                // SAFETY: the item is taken, so the caller waits for it before it writes the work again.
+                Ok(_) => return unsafe { *self.work.get() }.map(|work| (next as usize, work)),
+                Err(now) => items = now,
+            }
+        }
+    }
+}
+
+impl Contention {
+    fn begin_step(&mut self) {
+        let Some(until) = self.alone_until else { return };
+        let now = Instant::now();
+        if now >= until {
+            self.alone_until = None;
+            self.together = Some(now);
+        }
+    }
+
+    /// Waits until the work posted then is done, and notices when that takes as long as it does only where a thread lost its
+    /// core.
+    fn wait(&mut self, posted: Instant, done: impl Fn() -> bool) {
+        let mut turns = 0;
+        let mut since: Option<Instant> = None;
+        while !done() {
+            turns += 1;
+            if turns < SPIN_TURNS {
+                hint::spin_loop();
+            } else {
+                since.get_or_insert_with(Instant::now);
+                thread::yield_now();
+            }
+        }
+        if let Some(since) = since
+            && since.elapsed() >= LOST_CORE.max(since - posted)
+        {
+            let soon = self.together.is_some_and(|together| since - together < 4 * self.pause);
+            self.pause = if soon { (2 * self.pause).min(LONGEST_ALONE) } else { ALONE };
+            self.alone_until = Some(Instant::now() + self.pause);
         }
     }
 }

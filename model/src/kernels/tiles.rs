@@ -287,7 +287,8 @@ unsafe impl Tile for Bytes {
 
 /// How far ahead of the tile that is multiplied the next ones are asked for.
 const PREFETCH_BYTES: usize = 2048;
-const LINE_BYTES: usize = 64;
+/// Bytes of a cache line.
+pub(super) const LINE: usize = 64;
 
 const NO_BLOCK: Int8Block = Int8Block::ZERO;
 
@@ -304,8 +305,8 @@ pub(super) fn products<L: Lanes, T: Tile, const N: usize>(
     let mut totals = [lanes.splat(0.0); N];
     for (at, tile) in tiles.iter().enumerate() {
         let ahead = (&raw const *tile).cast::<u8>().wrapping_add(PREFETCH_BYTES);
-        for line in 0..size_of::<T>().div_ceil(LINE_BYTES) {
-            lanes.prefetch(ahead.wrapping_add(line * LINE_BYTES));
+        for line in 0..size_of::<T>().div_ceil(LINE) {
+            lanes.prefetch(ahead.wrapping_add(line * LINE));
         }
         let mut blocks = [&NO_BLOCK; N];
         for (block, row) in blocks.iter_mut().zip(rows) {
@@ -413,6 +414,7 @@ fn unsigned<L: Lanes, T: Tile, const N: usize>(
     totals
 }
 
+#[expect(clippy::manual_map, reason = "a closure would not have the path's instructions")]
 #[inline(always)]
 fn minima<L: Lanes, T: Tile>(lanes: L, tile: &T, half: usize) -> Option<L::F32> {
     match tile.minima(half) {

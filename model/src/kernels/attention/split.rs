@@ -5,6 +5,7 @@ use std::ops::Range;
 use half::f16;
 
 use super::super::lanes::{Kernel, LANES, Lanes};
+use super::super::tiles::LINE;
 use super::{Attention, SPLIT};
 use crate::kv::PAGE;
 
@@ -216,9 +217,6 @@ impl<'b> Reduce<'_, 'b> {
         }
     }
 }
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
 
 /// Asks for a row before it is read.
 #[inline(always)]
