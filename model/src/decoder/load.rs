@@ -191,7 +191,7 @@ impl Decoder {
             + embedding_bytes
             + head_bytes;
         let weights = Weights::new(bytes).ok_or(LoadError::NoMemoryForWeights { bytes })?;
-        let mut source = Source { file, weights, packed: 0, progress };
+        let mut source = Source { file, team, weights, packed: 0, progress };
 
         let (hidden, vocab) = (config.hidden as usize, config.vocab as usize);
         let embedding = match first {
@@ -222,7 +222,7 @@ impl Decoder {
             frequencies: frequencies_seen,
             window_frequencies: window_frequencies.unwrap_or_default(),
             kv,
-            team,
+            team: source.team,
             scratch,
             config,
         })
@@ -247,6 +247,7 @@ fn turned_row(rotary: &Rotary, dim: usize) -> impl Fn(usize) -> usize {
 /// A file whose tensors are packed one by one.
 struct Source<'a> {
     file: &'a ModelFile,
+    team: Team,
     weights: Weights,
     packed: u64,
     progress: &'a mut dyn FnMut(u64),
@@ -259,7 +260,7 @@ impl<'a> Source<'a> {
         let turned_vector =
             |vector: Box<[f32]>| -> Box<[f32]> { (0..vector.len()).map(|row| vector[turned(row)]).collect() };
         let [q, k, v, output, gate_and_up, down] = layer_matrices(config);
-        let mut pack = |piece: &[(&str, usize, usize)], row: &dyn Fn(usize) -> usize| match *piece {
+        let mut pack = |piece: &[(&str, usize, usize)], row: &(dyn Fn(usize) -> usize + Sync)| match *piece {
             [(name, inputs, outputs)] => Ok([self.pack([(&of(name), inputs, outputs)], row)?[0]; 2]),
             [(a, a_inputs, a_outputs), (b, b_inputs, b_outputs), ..] => {
                 self.pack([(&of(a), a_inputs, a_outputs), (&of(b), b_inputs, b_outputs)], row)
@@ -313,9 +314,9 @@ impl<'a> Source<'a> {
     fn pack<const N: usize>(
         &mut self,
         matrices: [(&str, usize, usize); N],
-        row: &dyn Fn(usize) -> usize,
+        row: &(dyn Fn(usize) -> usize + Sync),
     ) -> Result<[Matrix; N], LoadError> {
-        let Source { file, weights, packed, progress } = self;
+        let Source { file, team, weights, packed, progress } = self;
         let mut stored = Vec::with_capacity(N);
         for (name, inputs, outputs) in matrices {
             let (entry, bytes) = tensor(file, name)?;
@@ -323,7 +324,7 @@ impl<'a> Source<'a> {
         }
         let wrong = || LoadError::Tensor { name: matrices[0].0.to_owned() };
         let stored: [Stored<'_>; N] = stored.try_into().map_err(|_| wrong())?;
-        let matrices = weights.pack(stored.each_ref(), &mut |bytes| {
+        let matrices = weights.pack(team, stored.each_ref(), &mut |bytes| {
             file.release();
             *packed += bytes as u64;
             progress(*packed);

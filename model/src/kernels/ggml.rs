@@ -1,4 +1,4 @@
-//! The blocks of a file, one by one. Layouts: `ggml-common.h`, formulas: `ggml-quants.c` of
+//! The blocks of a file, one by one; inlined, so that a path's instructions are used. Layouts: `ggml-common.h`, formulas: `ggml-quants.c` of
 //! <https://github.com/ggml-org/ggml>.
 
 use half::f16;
@@ -10,20 +10,24 @@ use crate::gguf::TensorType;
 /// Columns of a super-block.
 const SUPER: usize = 256;
 
+#[inline(always)]
 fn number(bytes: &[u8], at: usize) -> f16 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
+#[inline(always)]
 fn same(number: f16) -> [f16; 2] {
     [number; 2]
 }
 
+#[inline(always)]
 fn product(a: f16, b: f32) -> f16 {
     f16::from_f32(a.to_f32() * b)
 }
 
 /// The cells of one row of a quantised type: columns `32 * index` and the 31 after it. `row` is the row as a file stores
 /// it; none for a type that is not quantised, or beyond the row's end.
+#[inline(always)]
 pub(super) fn cells(kind: TensorType, row: &[u8], index: usize) -> Option<Cells> {
     let small = |bytes: usize| row.get(index * bytes..(index + 1) * bytes);
     let large = |bytes: usize| {
@@ -46,6 +50,7 @@ pub(super) fn cells(kind: TensorType, row: &[u8], index: usize) -> Option<Cells>
 }
 
 /// Low nibbles are the first 16 columns, high ones the last.
+#[inline(always)]
 fn nibbles(bytes: &[u8]) -> [u8; COLUMNS] {
     let mut integers = [0; COLUMNS];
     for (at, byte) in bytes.iter().enumerate().take(COLUMNS / 2) {
@@ -55,6 +60,7 @@ fn nibbles(bytes: &[u8]) -> [u8; COLUMNS] {
     integers
 }
 
+#[inline(always)]
 fn with_fifth(mut integers: [u8; COLUMNS], fifth: &[u8]) -> [u8; COLUMNS] {
     let bits = u32::from_le_bytes([fifth[0], fifth[1], fifth[2], fifth[3]]);
     for (at, integer) in integers.iter_mut().enumerate() {
@@ -63,24 +69,29 @@ fn with_fifth(mut integers: [u8; COLUMNS], fifth: &[u8]) -> [u8; COLUMNS] {
     integers
 }
 
+#[inline(always)]
 fn q4_0(block: &[u8]) -> Cells {
     Cells { integers: nibbles(&block[2..]), factors: same(number(block, 0)), ..Cells::default() }
 }
 
+#[inline(always)]
 fn q4_1(block: &[u8]) -> Cells {
     Cells { integers: nibbles(&block[4..]), factors: same(number(block, 0)), minima: same(number(block, 2)) }
 }
 
+#[inline(always)]
 fn q5_0(block: &[u8]) -> Cells {
     let integers = with_fifth(nibbles(&block[6..]), &block[2..6]);
     Cells { integers, factors: same(number(block, 0)), ..Cells::default() }
 }
 
+#[inline(always)]
 fn q5_1(block: &[u8]) -> Cells {
     let integers = with_fifth(nibbles(&block[8..]), &block[4..8]);
     Cells { integers, factors: same(number(block, 0)), minima: same(number(block, 2)) }
 }
 
+#[inline(always)]
 fn q8_0(block: &[u8]) -> Cells {
     let mut integers = [0; COLUMNS];
     integers.copy_from_slice(&block[2..34]);
@@ -88,6 +99,7 @@ fn q8_0(block: &[u8]) -> Cells {
 }
 
 /// Two sub-blocks of 16: 4 bits of factor, 4 bits of minimum each.
+#[inline(always)]
 fn q2_k(block: &[u8], part: usize) -> Cells {
     let (scales, quants) = (&block[..16], &block[16..80]);
     let (factor, minimum) = (number(block, 80), number(block, 82));
@@ -105,6 +117,7 @@ fn q2_k(block: &[u8], part: usize) -> Cells {
 }
 
 /// Two sub-blocks of 16 with a factor of 6 bits each; the integers' third bit lies apart.
+#[inline(always)]
 fn q3_k(block: &[u8], part: usize) -> Cells {
     let (third, quants, scales) = (&block[..32], &block[32..96], &block[96..108]);
     let factor = number(block, 108);
@@ -123,6 +136,7 @@ fn q3_k(block: &[u8], part: usize) -> Cells {
 }
 
 /// The factor and the minimum of a sub-block of 32, of 6 bits each.
+#[inline(always)]
 fn scale_and_minimum(scales: &[u8], part: usize) -> (f32, f32) {
     let (scale, minimum) = if part < 4 {
         (scales[part] & 0x3f, scales[part + 4] & 0x3f)
@@ -134,6 +148,7 @@ fn scale_and_minimum(scales: &[u8], part: usize) -> (f32, f32) {
 }
 
 /// 32 nibbles: the low ones of 32 bytes in an even sub-block, the high ones of the same in the odd one after it.
+#[inline(always)]
 fn nibbles_of_32(bytes: &[u8], part: usize) -> [u8; COLUMNS] {
     let mut integers = [0; COLUMNS];
     for (integer, byte) in integers.iter_mut().zip(&bytes[part / 2 * 32..][..32]) {
@@ -142,6 +157,7 @@ fn nibbles_of_32(bytes: &[u8], part: usize) -> [u8; COLUMNS] {
     integers
 }
 
+#[inline(always)]
 fn q4_k(block: &[u8], part: usize) -> Cells {
     let (scale, minimum) = scale_and_minimum(&block[4..16], part);
     Cells {
@@ -151,6 +167,7 @@ fn q4_k(block: &[u8], part: usize) -> Cells {
     }
 }
 
+#[inline(always)]
 fn q5_k(block: &[u8], part: usize) -> Cells {
     let (scale, minimum) = scale_and_minimum(&block[4..16], part);
     let mut integers = nibbles_of_32(&block[48..176], part);
@@ -165,6 +182,7 @@ fn q5_k(block: &[u8], part: usize) -> Cells {
 }
 
 /// Two sub-blocks of 16 with a factor of 8 bits each; of the integers four bits lie in one place and two in another.
+#[inline(always)]
 fn q6_k(block: &[u8], part: usize) -> Cells {
     let (low, high, scales) = (&block[..128], &block[128..192], &block[192..208]);
     let factor = number(block, 208);

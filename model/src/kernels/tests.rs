@@ -87,7 +87,7 @@ impl Source {
 fn pack<const N: usize>(sources: [&Source; N]) -> (Weights, [Matrix; N]) {
     let mut weights = Weights::new(packed_bytes(&sources.map(Source::size))).unwrap();
     let stored = sources.map(Source::stored);
-    let matrices = weights.pack(stored.each_ref(), &mut |_| {}).unwrap();
+    let matrices = weights.pack(&mut Team::new(2).unwrap(), stored.each_ref(), &mut |_| {}).unwrap();
     (weights, matrices)
 }
 
@@ -224,8 +224,8 @@ fn computed(team: &mut Team, kind: TensorType, rows: usize) -> [Vec<u32>; 3] {
     let inputs = width(kind);
     let [a, b] = [1, 2].map(|seed| Source::new(kind, inputs, 80 + 24 * seed as usize, seed));
     let mut weights = Weights::new(packed_bytes(&[a.size()]) + packed_bytes(&[b.size()])).unwrap();
-    let [a] = weights.pack([&a.stored()], &mut |_| {}).unwrap();
-    let [b] = weights.pack([&b.stored()], &mut |_| {}).unwrap();
+    let [a] = weights.pack(team, [&a.stored()], &mut |_| {}).unwrap();
+    let [b] = weights.pack(team, [&b.stored()], &mut |_| {}).unwrap();
     let numbers = noise(rows * inputs, 9);
     let input = activations(team.path(), &numbers, inputs);
     let mut fused = vec![f32::NAN; rows * 240];

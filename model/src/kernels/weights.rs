@@ -4,8 +4,10 @@ use half::{bf16, f16};
 
 use super::activations::Form;
 use super::arena::Arena;
+use super::disjoint::Disjoint;
 use super::ggml;
-use super::lanes::{LANES, Lanes};
+use super::lanes::{Kernel, LANES, Lanes};
+use super::team::Team;
 use super::tiles::pack::{Cells, Packed};
 use super::tiles::{COLUMNS, NibbleHalves};
 use crate::gguf::TensorType;
@@ -226,7 +228,7 @@ pub(crate) struct Stored<'a> {
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
     /// Which stored row is the product's row; for rotary pairs that are stored otherwise than they are computed.
-    pub(crate) row: &'a dyn Fn(usize) -> usize,
+    pub(crate) row: &'a (dyn Fn(usize) -> usize + Sync),
 }
 
 /// Packed matrices.
@@ -242,9 +244,11 @@ impl Weights {
     }
 
     /// Packs matrices that are used together: pairs of groups of the first, the second and so on alternate. They have
-    /// equally many rows. None if the bytes of one do not make it, or there is no room. `packed` is told the bytes that are not needed any more.
+    /// equally many rows. None if the bytes of one do not make it, or there is no room. `packed` is told the bytes that are
+    /// not needed any more.
     pub(crate) fn pack<const N: usize>(
         &mut self,
+        team: &mut Team,
         stored: [&Stored<'_>; N],
         packed: &mut dyn FnMut(usize),
     ) -> Option<[Matrix; N]> {
@@ -265,20 +269,25 @@ impl Weights {
             if stored.bytes.len() != row_bytes.checked_mul(stored.outputs)? || end > self.arena.len() {
                 return None;
             }
-            for group in 0..matrix.groups() {
-                let place = &mut self.arena[matrix.group(group)];
-                let rows: [Option<&[u8]>; LANES] = std::array::from_fn(|lane| {
-                    let row = group * LANES + lane;
-                    (row < stored.outputs)
-                        .then(|| (stored.row)(row))
-                        .and_then(|row| stored.bytes.get(row * row_bytes..(row + 1) * row_bytes))
+            let (path, arena) = (team.path(), Disjoint::new(&mut self.arena));
+            for first in (0..matrix.groups()).step_by(GROUPS_PER_REPORT) {
+                let count = GROUPS_PER_REPORT.min(matrix.groups() - first);
+                team.for_each(count, &|index, _| {
+                    let group = first + index;
+                    let mut rows = [None; LANES];
+                    for (lane, place) in rows.iter_mut().enumerate() {
+                        let row = group * LANES + lane;
+                        if row < stored.outputs {
+                            let row = (stored.row)(row);
+                            *place = stored.bytes.get(row * row_bytes..(row + 1) * row_bytes);
+                        }
+                    }
+                    // SAFETY: groups do not overlap, and each is packed once.
+                    let place = unsafe { arena.part(matrix.group(group)) };
+                    path.run(PackGroup { kind: stored.kind, inputs: stored.inputs, rows: &rows, place });
                 });
-                pack_group(stored.kind, stored.inputs, &rows, place)?;
-                if group % GROUPS_PER_REPORT == GROUPS_PER_REPORT - 1 {
-                    packed(GROUPS_PER_REPORT * LANES * row_bytes);
-                }
+                packed(count * LANES * row_bytes);
             }
-            packed(matrix.groups() % GROUPS_PER_REPORT * LANES * row_bytes);
         }
         self.used = end;
         Some(matrices)
@@ -337,39 +346,47 @@ impl Weights {
 const GROUPS_PER_REPORT: usize = 64;
 
 /// Packs sixteen stored rows; rows that are not there become zeros.
-fn pack_group(
+struct PackGroup<'a> {
     kind: TensorType,
     inputs: usize,
-    rows: &[Option<&[u8]>; LANES],
-    place: &mut [u8],
-) -> Option<()> {
-    with_packing!(Packing::of(kind),
-    Tile => {
-        // SAFETY: the place is aligned as in `elements`, and tiles are plain; the slice covers whole tiles.
-        let tiles = unsafe {
+    rows: &'a [Option<&'a [u8]>; LANES],
+    place: &'a mut [u8],
+}
+
+impl Kernel for PackGroup<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, _lanes: L) {
+        let PackGroup { kind, inputs, rows, place } = self;
+        with_packing!(Packing::of(kind),
+        Tile => {
             assert!(place.as_ptr().cast::<Tile>().is_aligned(), "groups are aligned");
-            std::slice::from_raw_parts_mut(place.as_mut_ptr().cast::<Tile>(), place.len() / size_of::<Tile>())
-        };
-        for (index, tile) in tiles.iter_mut().enumerate() {
-            let mut cells = [Cells::default(); LANES];
-            for (cells, row) in cells.iter_mut().zip(rows) {
-                if let Some(row) = row {
-                    *cells = ggml::cells(kind, row, index)?;
+            // SAFETY: aligned, whole tiles, and every pattern of bits is one.
+            let tiles = unsafe {
+                std::slice::from_raw_parts_mut(place.as_mut_ptr().cast::<Tile>(), place.len() / size_of::<Tile>())
+            };
+            for (index, tile) in tiles.iter_mut().enumerate() {
+                let mut cells = [Cells::default(); LANES];
+                for (cells, row) in cells.iter_mut().zip(rows) {
+                    // A row has as many blocks as there are tiles: its length was checked.
+                    if let Some(found) = row.and_then(|row| ggml::cells(kind, row, index)) {
+                        *cells = found;
+                    }
+                }
+                *tile = Tile::pack(&cells);
+            }
+        },
+        Column => {
+            let size = size_of::<Column>() / LANES;
+            for column in 0..inputs {
+                for (lane, row) in rows.iter().enumerate() {
+                    if let Some(number) = row.and_then(|row| row.get(column * size..(column + 1) * size)) {
+                        let at = (column * LANES + lane) * size;
+                        place[at..at + size].copy_from_slice(number);
+                    }
                 }
             }
-            *tile = Tile::pack(&cells);
-        }
-    },
-    Column => {
-        let size = size_of::<Column>() / LANES;
-        for column in 0..inputs {
-            for (lane, row) in rows.iter().enumerate() {
-                if let Some(row) = row {
-                    let at = (column * LANES + lane) * size;
-                    place[at..at + size].copy_from_slice(row.get(column * size..(column + 1) * size)?);
-                }
-            }
-        }
-    });
-    Some(())
+        })
+    }
 }

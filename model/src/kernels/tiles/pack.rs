@@ -35,37 +35,44 @@ pub(in crate::kernels) trait Packed: super::Tile {
     }
 }
 
+#[inline(always)]
 fn nibbles(rows: &[Cells; LANES]) -> [Quads; 4] {
     let mut nibbles = [[0; 4 * LANES]; 4];
     for (row, cells) in rows.iter().enumerate() {
-        for (group, quads) in nibbles.iter_mut().enumerate() {
-            for k in 0..4 {
-                let (low, high) = (cells.integers[4 * group + k], cells.integers[16 + 4 * group + k]);
-                quads[4 * row + k] = (low & 0x0f) | (high << 4);
-            }
+        let (low, high) = cells.integers.split_at(COLUMNS / 2);
+        let mut both = [0; COLUMNS / 2];
+        for ((both, low), high) in both.iter_mut().zip(low).zip(high) {
+            *both = (low & 0x0f) | (high << 4);
+        }
+        for (quads, four) in nibbles.iter_mut().zip(both.as_chunks::<4>().0) {
+            quads.as_chunks_mut::<4>().0[row] = *four;
         }
     }
     nibbles
 }
 
 /// Bits of the integers above the nibbles: `width` of them for each group, in groups from `first`.
+#[inline(always)]
 fn upper(rows: &[Cells; LANES], first: usize, groups: usize, width: usize) -> Quads {
     let mut upper = [0; 4 * LANES];
-    for (row, cells) in rows.iter().enumerate() {
+    for (place, cells) in upper.as_chunks_mut::<4>().0.iter_mut().zip(rows) {
+        // Four bytes at a time: no bit reaches the next byte.
+        let mut bits = 0;
         for group in 0..groups {
-            for k in 0..4 {
-                let bits = cells.integers[4 * (first + group) + k] >> 4;
-                upper[4 * row + k] |= bits << (width * group);
-            }
+            let integers = u32::from_le_bytes(cells.integers.as_chunks::<4>().0[first + group]);
+            bits |= (integers >> 4 & 0x0f0f_0f0f) << (width * group);
         }
+        *place = bits.to_le_bytes();
     }
     upper
 }
 
+#[inline(always)]
 fn factors(rows: &[Cells; LANES], half: usize) -> PerRow {
     rows.each_ref().map(|cells| cells.factors[half])
 }
 
+#[inline(always)]
 fn minima(rows: &[Cells; LANES], half: usize) -> PerRow {
     rows.each_ref().map(|cells| cells.minima[half])
 }
@@ -76,6 +83,7 @@ fn nibble(nibbles: &[Quads; 4], row: usize, column: usize) -> u8 {
 }
 
 impl Packed for Nibbles {
+    #[inline(always)]
     fn pack(rows: &[Cells; LANES]) -> Self {
         Nibbles { factors: factors(rows, 0), nibbles: nibbles(rows) }
     }
@@ -86,6 +94,7 @@ impl Packed for Nibbles {
 }
 
 impl Packed for NibblesMinimum {
+    #[inline(always)]
     fn pack(rows: &[Cells; LANES]) -> Self {
         NibblesMinimum { factors: factors(rows, 0), minima: minima(rows, 0), nibbles: nibbles(rows) }
     }
@@ -96,6 +105,7 @@ impl Packed for NibblesMinimum {
 }
 
 impl Packed for Fives {
+    #[inline(always)]
     fn pack(rows: &[Cells; LANES]) -> Self {
         Fives { factors: factors(rows, 0), nibbles: nibbles(rows), fifth: upper(rows, 0, GROUPS, 1) }
     }
@@ -107,6 +117,7 @@ impl Packed for Fives {
 }
 
 impl Packed for FivesMinimum {
+    #[inline(always)]
     fn pack(rows: &[Cells; LANES]) -> Self {
         let fifth = upper(rows, 0, GROUPS, 1);
         FivesMinimum { factors: factors(rows, 0), minima: minima(rows, 0), nibbles: nibbles(rows), fifth }
@@ -119,6 +130,7 @@ impl Packed for FivesMinimum {
 }
 
 impl Packed for Sixes {
+    #[inline(always)]
     fn pack(rows: &[Cells; LANES]) -> Self {
         Sixes {
             factors: [factors(rows, 0), factors(rows, 1)],
@@ -135,6 +147,7 @@ impl Packed for Sixes {
 }
 
 impl<const OFFSET: i32> Packed for NibbleHalves<OFFSET> {
+    #[inline(always)]
     fn pack(rows: &[Cells; LANES]) -> Self {
         NibbleHalves {
             factors: [factors(rows, 0), factors(rows, 1)],
@@ -149,13 +162,13 @@ impl<const OFFSET: i32> Packed for NibbleHalves<OFFSET> {
 }
 
 impl Packed for Bytes {
+    #[inline(always)]
     fn pack(rows: &[Cells; LANES]) -> Self {
         let mut integers = [[0; 4 * LANES]; GROUPS];
         for (row, cells) in rows.iter().enumerate() {
             for (group, quads) in integers.iter_mut().enumerate() {
-                for k in 0..4 {
-                    quads[4 * row + k] = (cells.integers[4 * group + k] as i8).max(-127) as u8;
-                }
+                let four = cells.integers.as_chunks::<4>().0[group];
+                quads.as_chunks_mut::<4>().0[row] = four.map(|byte| (byte as i8).max(-127) as u8);
             }
         }
         Bytes { factors: factors(rows, 0), integers }
