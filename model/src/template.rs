@@ -32,6 +32,10 @@ const FUEL_PER_BYTE: u64 = 1;
 const MAX_DEPTH: usize = 64;
 /// What a template may add to a conversation of any length.
 const BASE_OUTPUT_BYTES: usize = 1 << 20;
+/// For a file without a template: a base model, which was never trained on turns and goes on from any text. It gets the
+/// texts of the conversation as paragraphs and nothing else. To guess the marks of some chat format would be worse: the
+/// model has never seen them either.
+const PLAIN: &str = "{{ messages | map(attribute='content') | join('\n\n') }}";
 /// The name under which the template is compiled.
 const NAME: &str = "chat_template";
 
@@ -50,11 +54,6 @@ pub enum TemplateError {
     /// A value of the file has the wrong type.
     #[error(transparent)]
     Metadata(#[from] MetadataError),
-    /// The file has no template; guessing one would give answers in a wrong form.
-    #[error(
-        "the model file has no chat template (\"tokenizer.chat_template\"); use an instruction-tuned model's file or convert it again"
-    )]
-    Missing,
     /// The template is absurdly long.
     #[error(
         "the chat template has {bytes} bytes, more than the limit of {MAX_TEMPLATE_BYTES}; the file is damaged or hostile"
@@ -117,10 +116,16 @@ fn special_tokens(metadata: &Metadata) -> Result<Vec<(&'static str, String)>, Me
 }
 
 impl ChatTemplate {
-    /// Compiles the file's template.
+    /// Compiles the file's template; where it has none, one that puts the texts one after the other.
     pub fn from_gguf(metadata: &Metadata) -> Result<ChatTemplate, TemplateError> {
-        let source = metadata.string("tokenizer.chat_template")?.ok_or(TemplateError::Missing)?;
-        Self::compile(source, special_tokens(metadata)?)
+        let source = metadata.string("tokenizer.chat_template")?;
+        if source.is_none() {
+            tracing::warn!(
+                "the model file has no chat template (\"tokenizer.chat_template\"): the model goes on from the \
+                 texts of a conversation; for answers use an instruction-tuned model's file"
+            );
+        }
+        Self::compile(source.unwrap_or(PLAIN), special_tokens(metadata)?)
     }
 
     fn compile(

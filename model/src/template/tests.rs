@@ -19,6 +19,18 @@ fn blocks_leave_no_line_behind() {
 }
 
 #[test]
+fn without_a_template_there_are_only_the_texts() {
+    let mut on_disk = tempfile::NamedTempFile::new().unwrap();
+    io::Write::write_all(&mut on_disk, &crate::gguf::writer::GgufWriter::new().bytes()).unwrap();
+    let file = crate::gguf::ModelFile::open(on_disk.path()).unwrap();
+    let template = ChatTemplate::from_gguf(file.metadata()).unwrap();
+    let message = |content: &str| Message { role: "user".to_owned(), content: content.to_owned() };
+    let messages = [message("Be brief."), message("<b>{{ 1 }}\n")];
+    assert_eq!(template.render(&messages, true).unwrap(), "Be brief.\n\n<b>{{ 1 }}\n");
+    assert_eq!(template.render(&[], true).unwrap(), "");
+}
+
+#[test]
 fn python_methods_and_namespaces() {
     let source = "{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.content.startswith('<') %}{% set ns.n = ns.n + 1 %}{% endif %}{% endfor %}{{ ns.n }}{{ messages[0].content.split('>')[-1].strip() }}{{ messages[1:] | length }}{{ messages[0].get('x', 'y') }}{% for m in messages[::-1] %}{{ loop.index0 }}{% endfor %}";
     assert_eq!(render(source, &[("user", "<a> b"), ("user", "<")]).unwrap(), "2b1y01");
