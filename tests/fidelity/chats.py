@@ -1,11 +1,13 @@
 """Writes model/tests/data/chats.jsonl: conversations as texts, by `apply_chat_template` of transformers.
 
     python tests/fidelity/chats.py MODEL.gguf
+    python tests/fidelity/chats.py MODEL.gguf NAME
 
-With the model's own template (`template` null), and with templates of ours that use what templates of other families use:
+With NAME only the digests of the texts of the model's own template, into chats-NAME.json. Without, with the model's own template (`template` null), and with templates of ours that use what templates of other families use:
 blocks on lines of their own, Python's methods, namespaces, slices, macros, loop controls, tojson, raise_exception.
 """
 
+import hashlib
 import json
 import pathlib
 import sys
@@ -14,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 import vocabulary
 
-OUT = pathlib.Path(__file__).parents[2] / "model/tests/data/chats.jsonl"
+DATA = pathlib.Path(__file__).parents[2] / "model/tests/data"
 
 
 def chat(*contents, system=None):
@@ -89,6 +91,36 @@ TEMPLATES = [
 {{ messages | map(attribute='role') | join(',') }} {{ messages | selectattr('role', 'equalto', 'user') | list | length }}
 {{ "%s-%d" | format("a", 3) }} {{ "a b".title() }} {{ 'abc'[-2:] }} {{ ('a', 'b') | first }} {{ [3, 1, 2] | sort | last }}
 """,
+    # In the manner of Gemma: the system's words go before the user's, roles have other names, contents may be lists.
+    """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- if messages[0]['content'] is string -%}
+        {%- set prefix = messages[0]['content'] + '\n\n' -%}
+    {%- else -%}
+        {%- set prefix = messages[0]['content'][0]['text'] + '\n\n' -%}
+    {%- endif -%}
+    {%- set turns = messages[1:] -%}
+{%- else -%}
+    {%- set prefix = "" -%}
+    {%- set turns = messages -%}
+{%- endif -%}
+{%- for message in turns -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("roles must alternate") }}
+    {%- endif -%}
+    {%- set role = "model" if message['role'] == 'assistant' else message['role'] -%}
+    {{ '<start_of_turn>' + role + '\n' + (prefix if loop.first else "") }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] if item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endfor -%}
+    {%- endif -%}
+    {{ '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{ '<start_of_turn>model\n' }}
+{%- endif -%}
+""",
     # A refusal: roles must alternate.
     """{%- for message in messages -%}
 {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{%- endif -%}
@@ -97,10 +129,12 @@ TEMPLATES = [
 ]
 
 
-def main(path):
+def main(path, name=None):
     meta = vocabulary.metadata(path)
     tokens = meta["tokenizer.ggml.tokens"]
-    named = {name: tokens[meta[f"tokenizer.ggml.{key}_token_id"]] for name, key in [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")]}
+    keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    ids = {name: meta.get(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()}
+    named = {name: tokens[token] for name, token in ids.items() if token is not None}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=vocabulary.tokenizer(meta), **named)
     lines = []
     for template in [None, *TEMPLATES]:
@@ -117,9 +151,15 @@ def main(path):
                 except Exception as error:  # jinja2's TemplateError, from raise_exception
                     assert "alternate" in str(error), error
                     line["refused"] = str(error)
-                lines.append(json.dumps(line))
-    OUT.write_text("\n".join(lines) + "\n")
-    print(f"{len(lines)} texts, {sum('refused' in line for line in lines)} refused -> {OUT}")
+                lines.append(line)
+    if name:
+        out = DATA / f"chats-{name}.json"
+        digests = [hashlib.sha256(line["text"].encode()).hexdigest() for line in lines if line["template"] is None]
+        out.write_text(json.dumps(digests, indent=0) + "\n")
+    else:
+        out = DATA / "chats.jsonl"
+        out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    print(f"{len(lines)} texts, {sum('refused' in line for line in lines)} refused -> {out}")
 
 
-main(sys.argv[1])
+main(*sys.argv[1:])

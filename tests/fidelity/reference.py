@@ -122,4 +122,5 @@ def main():
     print(f"llama.cpp on the file: mean KL {kl.mean():.6f}, median {np.median(kl):.6f}, top-1 {agrees.mean():.4f}, rest mass {rest.mean():.4f}")
 
 
-main()
+if __name__ == "__main__":
+    main()
