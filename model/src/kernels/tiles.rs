@@ -334,7 +334,7 @@ fn add_whole<L: Lanes, T: Tile, const N: usize>(
     let integers: [L::I32; N] = if T::SIGNED {
         let mut sums = [lanes.signed_sums(0); N];
         for (sums, block) in sums.iter_mut().zip(blocks) {
-            *sums = lanes.signed_sums(block.halves[0] + block.halves[1]);
+            *sums = lanes.signed_sums(block.halves[0].wrapping_add(block.halves[1]));
         }
         for group in 0..GROUPS {
             let weights = tile.integers(lanes, group);
@@ -346,7 +346,7 @@ fn add_whole<L: Lanes, T: Tile, const N: usize>(
     } else {
         let mut sums = [lanes.sums(0); N];
         for (sums, block) in sums.iter_mut().zip(blocks) {
-            *sums = lanes.sums(-T::OFFSET * (block.halves[0] + block.halves[1]));
+            *sums = lanes.sums(-T::OFFSET * block.halves[0].wrapping_add(block.halves[1]));
         }
         unsigned(lanes, tile, blocks, 0, GROUPS, sums)
     };

@@ -163,58 +163,63 @@ impl<'b> Reduce<'_, 'b> {
     /// The values of `seen`, times their weights.
     #[inline(always)]
     fn sum_values<L: Lanes, const N: usize>(&mut self, lanes: L, first: usize, seen: Range<usize>) {
-        /// Vectors of dimensions that are summed at once.
-        const WIDE: usize = 4;
-        let at_once = (L::ACCUMULATORS / N).clamp(1, WIDE);
+        let vectors = self.partial.padded / LANES;
+        let mut start = 0;
+        while start < vectors {
+            // As many sums as fit the registers.
+            start += match (L::ACCUMULATORS / N).min(vectors - start) {
+                4.. => self.sum_vectors::<L, N, 4>(lanes, first, seen.clone(), start),
+                2..4 => self.sum_vectors::<L, N, 2>(lanes, first, seen.clone(), start),
+                _ => self.sum_vectors::<L, N, 1>(lanes, first, seen.clone(), start),
+            };
+        }
+    }
+
+    /// The same for `W` vectors of dimensions from `start` on.
+    #[inline(always)]
+    fn sum_vectors<L: Lanes, const N: usize, const W: usize>(
+        &mut self,
+        lanes: L,
+        first: usize,
+        seen: Range<usize>,
+        start: usize,
+    ) -> usize {
         let padded = self.partial.padded;
         let vectors = padded / LANES;
         let mut weights = [&[0.0; SPLIT]; N];
         for (weights, scores) in weights.iter_mut().zip(self.scores.iter()) {
             *weights = scores;
         }
-        let mut start = 0;
-        while start < vectors {
-            let count = at_once.min(vectors - start);
-            let mut sums = [[lanes.splat(0.0); WIDE]; N];
-            let pages = seen.start / PAGE..seen.end.div_ceil(PAGE);
-            for page in pages.clone() {
-                let part = ValuePart {
-                    values: self.page(page).1,
-                    // After the last one, the next split begins with its keys; where there is none nothing is lost.
-                    next: match page + 1 < pages.end {
-                        true => self.page(page + 1).1,
-                        false => self.page(page).1,
-                    },
-                    start,
-                    vectors,
-                    first: page * PAGE,
-                    positions: seen.start.max(page * PAGE)..seen.end.min((page + 1) * PAGE),
-                };
-                if count == WIDE {
-                    part.add::<L, N, WIDE>(lanes, &weights, &mut sums);
-                } else {
-                    for vector in 0..count {
-                        let mut one = [[lanes.splat(0.0); 1]; N];
-                        for (one, sums) in one.iter_mut().zip(&sums) {
-                            one[0] = sums[vector];
-                        }
-                        ValuePart { start: start + vector, positions: part.positions.clone(), ..part }
-                            .add::<L, N, 1>(lanes, &weights, &mut one);
-                        for (sums, one) in sums.iter_mut().zip(one) {
-                            sums[vector] = one[0];
-                        }
+        let mut sums = [[lanes.splat(0.0); W]; N];
+        let pages = seen.start / PAGE..seen.end.div_ceil(PAGE);
+        for page in pages.clone() {
+            let rows = self.page(page).1.as_chunks::<LANES>().0;
+            // After the last page the next split begins with its keys; where there is none nothing is lost.
+            let next = self.page((page + 1).min(pages.end - 1)).1;
+            for position in seen.start.max(page * PAGE)..seen.end.min((page + 1) * PAGE) {
+                let at = (position - page * PAGE) * vectors + start;
+                let row = &rows[at..at + W];
+                prefetch(lanes, &next[at * LANES..(at + W) * LANES]);
+                let mut values = [lanes.splat(0.0); W];
+                for (value, numbers) in values.iter_mut().zip(row) {
+                    *value = lanes.load_f16(numbers);
+                }
+                for (sums, weights) in sums.iter_mut().zip(&weights) {
+                    let weight = lanes.splat(weights[position % SPLIT]);
+                    for (sum, value) in sums.iter_mut().zip(values) {
+                        *sum = lanes.fma(weight, value, *sum);
                     }
                 }
             }
-            for (n, sums) in sums.iter().enumerate() {
-                let at = (first + n) * padded;
-                let places = self.partial.values[at..at + padded].as_chunks_mut::<LANES>().0;
-                for (place, &sum) in places[start..].iter_mut().zip(&sums[..count]) {
-                    lanes.store(place, sum);
-                }
-            }
-            start += count;
         }
+        for (n, sums) in sums.into_iter().enumerate() {
+            let at = (first + n) * padded;
+            let places = self.partial.values[at..at + padded].as_chunks_mut::<LANES>().0;
+            for (place, sum) in places[start..].iter_mut().zip(sums) {
+                lanes.store(place, sum);
+            }
+        }
+        W
     }
 }
 
@@ -224,48 +229,6 @@ fn prefetch<L: Lanes>(lanes: L, row: &[f16]) {
     let at = row.as_ptr().cast::<u8>();
     for offset in (0..size_of_val(row)).step_by(LINE) {
         lanes.prefetch(at.wrapping_add(offset));
-    }
-}
-
-/// Some positions of a page of values, and some of their dimensions.
-struct ValuePart<'a> {
-    values: &'a [f16],
-    /// The page that is read next.
-    next: &'a [f16],
-    /// The first vector of dimensions.
-    start: usize,
-    /// Vectors of a position.
-    vectors: usize,
-    /// The page's first position within the split.
-    first: usize,
-    positions: Range<usize>,
-}
-
-impl ValuePart<'_> {
-    /// Adds them, `W` vectors of dimensions, times their weights.
-    #[inline(always)]
-    fn add<L: Lanes, const N: usize, const W: usize>(
-        &self,
-        lanes: L,
-        weights: &[&[f32; SPLIT]; N],
-        sums: &mut [[L::F32; W]; N],
-    ) {
-        let (rows, next) = (self.values.as_chunks::<LANES>().0, self.next);
-        for position in self.positions.clone() {
-            let at = (position - self.first) * self.vectors + self.start;
-            let row = &rows[at..at + W];
-            prefetch(lanes, &next[at * LANES..(at + W) * LANES]);
-            let mut values = [lanes.splat(0.0); W];
-            for (value, numbers) in values.iter_mut().zip(row) {
-                *value = lanes.load_f16(numbers);
-            }
-            for (sums, weights) in sums.iter_mut().zip(weights) {
-                let weight = lanes.splat(weights[position % SPLIT]);
-                for (sum, value) in sums.iter_mut().zip(values) {
-                    *sum = lanes.fma(weight, value, *sum);
-                }
-            }
-        }
     }
 }
 
