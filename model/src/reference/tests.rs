@@ -144,6 +144,25 @@ fn stored_is_near_dequantised(model: &SyntheticModel) {
     assert!(error < 0.05, "{error} {model:?}");
 }
 
+/// Only where the feature is asked for, on a machine that has the device.
+#[cfg(any(feature = "cuda", feature = "metal"))]
+#[test]
+fn the_device_agrees() {
+    let device = if cfg!(feature = "cuda") { Device::new_cuda(0) } else { Device::new_metal(0) }.unwrap();
+    for family in Family::ALL {
+        for (weights, allowed) in [(Weights::Dequantised, 1e-3), (Weights::Stored, 0.05)] {
+            let model = SyntheticModel { matrices: TensorType::Q8_0, ..SyntheticModel::of(family) };
+            let file = open(&model);
+            let logits = |device: &Device, weights| {
+                let decoder = Decoder::load_as(weights, &file, 0..model.layers, device).unwrap();
+                values(&decoder.forward(&mut decoder.cache(40).unwrap(), &tokens(40), 0).unwrap())
+            };
+            let error = error(&logits(&device, weights), &logits(&Device::Cpu, Weights::Dequantised));
+            assert!(error < allowed, "{family:?} {weights:?}: {error}");
+        }
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused() {
     let file = open(&SyntheticModel::default());

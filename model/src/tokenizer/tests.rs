@@ -271,6 +271,19 @@ fn bad_pieces_are_refused_with_the_cause() {
     assert!(matches!(pieced.build(), Err(TokenizerError::PreTokenizer { found }) if found == "qwen2"));
 }
 
+proptest::proptest! {
+    /// Nothing of a text is lost, whatever is cut out of it and merged.
+    #[test]
+    fn pieces_are_the_text(text in "([ aehst<>1-]|\\PC|\u{2581}|<s>|<h1>){0,60}") {
+        let tokenizer = Pieced::new().build().unwrap();
+        for parse_special in [false, true] {
+            let tokens = tokenizer.encode(&text, parse_special).unwrap();
+            let bytes: Vec<u8> = tokens.iter().flat_map(|&token| tokenizer.bytes(token)).copied().collect();
+            proptest::prop_assert_eq!(String::from_utf8(bytes).unwrap(), text.replace('\u{2581}', " "));
+        }
+    }
+}
+
 /// A long text is merged in about its length's time, whatever it is made of.
 #[test]
 fn a_long_run_of_one_letter_ends() {
