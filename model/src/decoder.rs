@@ -196,7 +196,7 @@ impl Decoder {
         let vocab = head.matrix.outputs();
         let Scratch { activations, logits, .. } = scratch;
         let matrices = [head.matrix];
-        multiply(&mut self.team, &self.weights, &matrices, activations, rows.len(), (logits, vocab), &[]);
+        multiply(&mut self.team, &self.weights, &matrices, activations, rows.len(), (logits, vocab));
         &logits[..rows.len() * vocab]
     }
 
@@ -212,7 +212,7 @@ impl Decoder {
 
         let stride = scratch.qkv_width;
         let Scratch { activations, qkv, .. } = scratch;
-        multiply(team, &self.weights, &layer.qkv, activations, rows, (qkv, stride), &[layer.attn_output]);
+        multiply(team, &self.weights, &layer.qkv, activations, rows, (qkv, stride));
 
         let turns = if layer.window.is_some() { &scratch.window_turns } else { &scratch.turns };
         let turn = rows::Turn {
@@ -233,8 +233,7 @@ impl Decoder {
         scratch.store_attended(team, rows, forms(&[&layer.attn_output]));
         let Scratch { activations, delta, .. } = scratch;
         let hidden = self.config.hidden as usize;
-        let next = [layer.gate];
-        multiply(team, &self.weights, &[layer.attn_output], activations, rows, (delta, hidden), &next);
+        multiply(team, &self.weights, &[layer.attn_output], activations, rows, (delta, hidden));
     }
 
     /// The gated MLP and its output.
@@ -248,19 +247,10 @@ impl Decoder {
 
         let Scratch { activations, gated, delta, .. } = scratch;
         let halves = [&layer.gate, &layer.up];
-        let gating = Gating {
-            kind: Gate::from(self.config.activation),
-            form: layer.down.packing().form(),
-            next: &[layer.down],
-        };
+        let gating = Gating { kind: Gate::from(self.config.activation), form: layer.down.packing().form() };
         multiply_gated(team, &self.weights, halves, activations, rows, gating, gated);
         let hidden = self.config.hidden as usize;
-        let next = match (self.layers.get(index + 1), &self.head) {
-            (Some(layer), _) => &layer.qkv[..],
-            (None, Some(head)) => std::slice::from_ref(&head.matrix),
-            (None, None) => &[],
-        };
-        multiply(team, &self.weights, &[layer.down], gated, rows, (delta, hidden), next);
+        multiply(team, &self.weights, &[layer.down], gated, rows, (delta, hidden));
     }
 
     /// Adds what the last layer left.

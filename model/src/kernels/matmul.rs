@@ -36,8 +36,7 @@ fn share(units: usize, pieces: usize, index: usize) -> Range<usize> {
 }
 
 /// Multiplies the first `rows` rows of `input` with each matrix, all of which take the same input. Row r goes to
-/// `out[r * stride..]`: the products with the first matrix, then those with the second, and so on. `next` are the matrices
-/// of the next product; their weights are asked for.
+/// `out[r * stride..]`: the products with the first matrix, then those with the second, and so on.
 pub(crate) fn multiply(
     team: &mut Team,
     weights: &Weights,
@@ -45,7 +44,6 @@ pub(crate) fn multiply(
     input: &Activations,
     rows: usize,
     (out, stride): (&mut [f32], usize),
-    next: &[Matrix],
 ) {
     let path = team.path();
     let units = matrices.iter().map(|matrix| matrix.groups().div_ceil(PAIR)).sum();
@@ -65,49 +63,15 @@ pub(crate) fn multiply(
             unit += pairs;
             column += matrix.outputs();
         }
-        prefetch(path, weights, next, pieces, piece);
     });
-}
-
-/// Asks for the beginning of the share that this thread has of the next product: what lies between the two needs no
-/// memory, so the memory can be at work meanwhile.
-fn prefetch(path: Path, weights: &Weights, next: &[Matrix], pieces: usize, piece: usize) {
-    let units: usize = next.iter().map(|matrix| matrix.groups().div_ceil(PAIR)).sum();
-    let mut unit = share(units, pieces, piece).start;
-    for matrix in next {
-        let pairs = matrix.groups().div_ceil(PAIR);
-        if unit < pairs {
-            path.run(Prefetch(weights.beginning(matrix, unit * PAIR)));
-            return;
-        }
-        unit -= pairs;
-    }
-}
-
-struct Prefetch<'a>(&'a [u8]);
-
-/// What is asked for before a product begins; from then on it asks ahead by itself.
-const PREFETCH_BYTES: usize = 4096;
-
-impl Kernel for Prefetch<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self, lanes: L) {
-        for line in self.0[..self.0.len().min(PREFETCH_BYTES)].chunks(LINE) {
-            lanes.prefetch(line.as_ptr());
-        }
-    }
 }
 
 /// What is done with the products of a gated MLP's halves.
 #[derive(Clone, Copy)]
-pub(crate) struct Gating<'a> {
+pub(crate) struct Gating {
     pub(crate) kind: Gate,
     /// In which the next matrix wants them.
     pub(crate) form: Form,
-    /// The matrices of the next product.
-    pub(crate) next: &'a [Matrix],
 }
 
 /// Multiplies the rows of `input` with two matrices of equal size, packed together, and stores
@@ -118,7 +82,7 @@ pub(crate) fn multiply_gated(
     [gated, up]: [&Matrix; 2],
     input: &Activations,
     rows: usize,
-    Gating { kind, form, next }: Gating<'_>,
+    Gating { kind, form }: Gating,
     output: &mut Activations,
 ) {
     let path = team.path();
@@ -173,7 +137,6 @@ pub(crate) fn multiply_gated(
                 start = end;
             }
         }
-        prefetch(path, weights, next, pieces, piece);
     });
 }
 
@@ -267,6 +230,16 @@ impl<T: Packed> Kernel for Tiles<'_, T> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
+        if self.rows.len() <= STREAMED_ROWS {
+            // Another core may have them: asked for one after the other, each line would be waited for.
+            for row in self.rows.clone() {
+                let blocks = self.input.int8_row(row);
+                let at = blocks.as_ptr().cast::<u8>();
+                for offset in (0..size_of_val(blocks)).step_by(LINE) {
+                    lanes.prefetch(at.wrapping_add(offset));
+                }
+            }
+        }
         for group in self.groups.clone() {
             let tiles = self.weights.tiles::<T>(self.matrix, group);
             let mut row = self.rows.start;

@@ -67,8 +67,8 @@ struct Contention {
 struct Shared {
     /// One for each thread, the caller first.
     shares: Box<[Share]>,
-    /// Items of the open work that are not done.
-    remaining: Line<AtomicUsize>,
+    /// Items of the open work that others than the caller have done.
+    done: Line<AtomicUsize>,
     stop: AtomicBool,
     panicked: AtomicBool,
 }
@@ -104,7 +104,7 @@ impl Team {
         };
         let shared = Arc::new(Shared {
             shares: (0..threads).map(|_| share()).collect(),
-            remaining: Line(AtomicUsize::new(0)),
+            done: Line(AtomicUsize::new(0)),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
         });
@@ -161,19 +161,31 @@ impl Team {
         // SAFETY: only the lifetime changes. The pointer is used by whoever took an item, until it is done, and this
         // function returns only when all items are.
         let posted = unsafe { std::mem::transmute::<*const Work<'_>, *const Work<'static>>(work) };
-        shared.remaining.0.store(items, Ordering::Relaxed);
+        shared.done.0.store(0, Ordering::Relaxed);
         for (index, share) in shared.shares[..active].iter().enumerate().rev() {
             let (next, end) = (items * index / active, items * (index + 1) / active);
             // SAFETY: all items of the last work are done, so nobody reads it.
             unsafe { *share.work.get() = Some(posted) };
-            share.items.store(pack(next, end), Ordering::SeqCst);
-            if index > 0 && share.asleep.load(Ordering::SeqCst) {
+            share.items.store(pack(next, end), Ordering::Release);
+            // A thread that falls asleep just now may be missed; then the others take its items, and it is woken for the
+            // next work.
+            if index > 0 && share.asleep.load(Ordering::Relaxed) {
                 self.members[index - 1].thread.unpark();
             }
         }
         let posted = Instant::now();
-        shared.take_items(0, active);
-        self.contention.wait(posted, || shared.remaining.0.load(Ordering::Acquire) == 0);
+        let mut own = shared.take_items(&shared.shares[0], 0);
+        if items > active {
+            own += shared.help(0, active);
+        }
+        let mut waited = Wait::default();
+        while shared.done.0.load(Ordering::Acquire) < items - own {
+            if waited.turn() {
+                // Whoever has not begun by now has no core.
+                own += shared.help(0, active);
+            }
+        }
+        self.contention.waited(posted, waited);
         if shared.panicked.swap(false, Ordering::Relaxed) {
             resume_unwind(Box::new("a computing thread panicked"));
         }
@@ -200,19 +212,27 @@ impl Drop for Team {
 }
 
 impl Shared {
-    /// Computes what is left of thread `index`'s share, then of the others'.
-    fn take_items(&self, index: usize, active: usize) {
-        for offset in 0..active {
-            let share = &self.shares[(index + offset) % active];
-            while let Some((item, work)) = share.take() {
-                // SAFETY: the item was taken and is not done, so the work is open and the closure borrowed.
-                let work = unsafe { &*work };
-                if catch_unwind(AssertUnwindSafe(|| work(item, index))).is_err() {
-                    self.panicked.store(true, Ordering::Relaxed);
-                }
-                self.remaining.0.fetch_sub(1, Ordering::Release);
+    /// Computes what is left of a share; the items that it did.
+    fn take_items(&self, share: &Share, thread: usize) -> usize {
+        let mut done = 0;
+        while let Some((item, work)) = share.take() {
+            // SAFETY: the item was taken and is not done, so the work is open and the closure borrowed.
+            let work = unsafe { &*work };
+            if catch_unwind(AssertUnwindSafe(|| work(item, thread))).is_err() {
+                self.panicked.store(true, Ordering::Relaxed);
+            }
+            done += 1;
+            if thread > 0 {
+                self.done.0.fetch_add(1, Ordering::Release);
             }
         }
+        done
+    }
+
+    /// Takes items of the other threads' shares.
+    fn help(&self, thread: usize, active: usize) -> usize {
+        let others = (1..active).map(|offset| &self.shares[(thread + offset) % active]);
+        others.map(|share| self.take_items(share, thread)).sum()
     }
 
     /// The life of a member.
@@ -221,7 +241,11 @@ impl Shared {
         let mut turns = 0;
         while !self.stop.load(Ordering::Relaxed) {
             if share.has_items() {
-                self.take_items(index, self.shares.len());
+                // Who had one item had it because there is one for each: looking for more would only take the others' cache
+                // lines away.
+                if self.take_items(share, index) > 1 {
+                    self.help(index, self.shares.len());
+                }
                 turns = 0;
                 continue;
             }
@@ -230,13 +254,11 @@ impl Shared {
                 hint::spin_loop();
                 continue;
             }
-            // Work that is posted between the look above and `park` finds `asleep` set and unparks us, or was posted before
-            // it was set and is found by the second look: both sides write first and read then, in one total order.
             share.asleep.store(true, Ordering::SeqCst);
             if !share.has_items() && !self.stop.load(Ordering::SeqCst) {
                 thread::park();
             }
-            share.asleep.store(false, Ordering::SeqCst);
+            share.asleep.store(false, Ordering::Relaxed);
             turns = 0;
         }
     }
@@ -280,27 +302,39 @@ impl Contention {
         }
     }
 
-    /// Waits until the work posted then is done, and notices when that takes as long as it does only where a thread lost its
-    /// core.
-    fn wait(&mut self, posted: Instant, done: impl Fn() -> bool) {
-        let mut turns = 0;
-        let mut since: Option<Instant> = None;
-        while !done() {
-            turns += 1;
-            if turns < SPIN_TURNS {
-                hint::spin_loop();
-            } else {
-                since.get_or_insert_with(Instant::now);
-                thread::yield_now();
-            }
-        }
-        if let Some(since) = since
+    /// Notices a wait for work posted then that is as long as it is only where a thread lost its core.
+    fn waited(&mut self, posted: Instant, wait: Wait) {
+        if let Some(since) = wait.yielding
             && since.elapsed() >= LOST_CORE.max(since - posted)
         {
             let soon = self.together.is_some_and(|together| since - together < 4 * self.pause);
             self.pause = if soon { (2 * self.pause).min(LONGEST_ALONE) } else { ALONE };
             self.alone_until = Some(Instant::now() + self.pause);
         }
+    }
+}
+
+/// Turns between two looks for items that nobody has begun.
+const HELP_TURNS: u32 = 64;
+
+/// Waiting for others: spinning, then giving the core away.
+#[derive(Default)]
+struct Wait {
+    turns: u32,
+    yielding: Option<Instant>,
+}
+
+impl Wait {
+    /// One turn; whether it is time to look for items.
+    fn turn(&mut self) -> bool {
+        self.turns = self.turns.wrapping_add(1);
+        if self.turns < SPIN_TURNS && self.yielding.is_none() {
+            hint::spin_loop();
+        } else {
+            self.yielding.get_or_insert_with(Instant::now);
+            thread::yield_now();
+        }
+        self.turns.is_multiple_of(HELP_TURNS)
     }
 }
 

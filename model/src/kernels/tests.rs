@@ -159,7 +159,7 @@ fn products_are_those_of_f64() {
         let rows = noise(11 * source.inputs, 7);
         let input = activations(team.path(), &rows, source.inputs);
         let mut out = vec![f32::NAN; 11 * 53];
-        multiply(&mut team, &weights, &[matrix], &input, 11, (&mut out, 53), &[]);
+        multiply(&mut team, &weights, &[matrix], &input, 11, (&mut out, 53));
         let form = Packing::of(kind).form();
         for row in 0..11 {
             // The activations as the kernel sees them.
@@ -210,7 +210,6 @@ fn the_largest_products_fit() {
                     &activations(path, &rows, inputs),
                     8,
                     (&mut out, LANES),
-                    &[],
                 );
                 results.push(bits(&out));
             }
@@ -229,7 +228,7 @@ fn computed(team: &mut Team, kind: TensorType, rows: usize) -> [Vec<u32>; 3] {
     let numbers = noise(rows * inputs, 9);
     let input = activations(team.path(), &numbers, inputs);
     let mut fused = vec![f32::NAN; rows * 240];
-    multiply(team, &weights, &[a, b], &input, rows, (&mut fused, 240), &[b]);
+    multiply(team, &weights, &[a, b], &input, rows, (&mut fused, 240));
     for row in fused.chunks_mut(240) {
         assert!(row[..232].iter().all(|number| number.is_finite()));
         row[232..].fill(0.0);
@@ -239,7 +238,7 @@ fn computed(team: &mut Team, kind: TensorType, rows: usize) -> [Vec<u32>; 3] {
     let (weights, [gate, up]) = pack(halves.each_ref());
     let [int8, f32] = [Form::Int8, Form::F32].map(|form| {
         let mut output = Activations::new(rows, 96, &[Form::Int8, Form::F32]);
-        let gating = Gating { kind: Gate::GeluTanh, form, next: &[gate] };
+        let gating = Gating { kind: Gate::GeluTanh, form };
         multiply_gated(team, &weights, [&gate, &up], &input, rows, gating, &mut output);
         output
     });
@@ -383,15 +382,7 @@ fn broken_numbers_are_not_lost() {
                 let mut team = Team::new(1).unwrap();
                 team.set_path(path);
                 let mut out = vec![0.0; 64];
-                multiply(
-                    &mut team,
-                    &weights,
-                    &matrices,
-                    &activations(path, &rows, 256),
-                    2,
-                    (&mut out, 32),
-                    &[],
-                );
+                multiply(&mut team, &weights, &matrices, &activations(path, &rows, 256), 2, (&mut out, 32));
                 assert!(out[..32].iter().all(|number| number.is_finite()), "{path:?} {kind}");
                 assert!(out[32..].iter().all(|number| !number.is_finite()), "{path:?} {kind} {broken}");
             }

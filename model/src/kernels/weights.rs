@@ -301,11 +301,6 @@ impl Weights {
         unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<T>()) }
     }
 
-    /// The weights from a group on.
-    pub(super) fn beginning(&self, matrix: &Matrix, group: usize) -> &[u8] {
-        &self.arena[matrix.group(group).start..]
-    }
-
     pub(super) fn tiles<T: Packed>(&self, matrix: &Matrix, group: usize) -> &[T] {
         self.elements(matrix, group)
     }
