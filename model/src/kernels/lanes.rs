@@ -11,6 +11,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod neon;
 mod portable;
 
 use std::sync::OnceLock;
@@ -135,6 +137,10 @@ pub(crate) enum Path {
     Avx512,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+    Dotprod,
+    #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+    Neon,
     Portable,
 }
 
@@ -150,6 +156,13 @@ impl Path {
             if avx2::Avx2::is_available() {
                 paths.push(Path::Avx2);
             }
+        }
+        #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+        {
+            if neon::Neon::is_available() {
+                paths.push(Path::Dotprod);
+            }
+            paths.push(Path::Neon);
         }
         paths.push(Path::Portable);
         paths
@@ -171,6 +184,11 @@ impl Path {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Path::Avx2 => unsafe { avx2::run(kernel) },
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            // SAFETY: as above.
+            Path::Dotprod => unsafe { neon::run_dotprod(kernel) },
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            Path::Neon => neon::run(kernel),
             Path::Portable => kernel.run(portable::Portable),
         }
     }
