@@ -2,6 +2,8 @@
 
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{Device, Shape};
+use half::f16;
+use proptest::prelude::*;
 
 use super::activations::{Activations, Form, Int8Block, quantise};
 use super::attention::{AttentionScratch, Heads, LayerCache, SPLIT, Span, attend};
@@ -150,39 +152,89 @@ fn packed_weights_are_those_of_the_file() {
     }
 }
 
+/// Compares products of a random matrix with sums in f64 over the weights as they are packed and the activations as the
+/// kernel sees them, and every path and team with the portable one.
+fn products_agree(kind: TensorType, inputs: usize, outputs: usize, rows: usize, seed: u32) {
+    let source = Source::new(kind, inputs, outputs, seed);
+    let (weights, [matrix]) = pack([&source]);
+    let numbers = noise(rows * inputs, seed + 1);
+    let input = activations(Path::Portable, &numbers, inputs);
+    let mut expected: Option<Vec<f32>> = None;
+    for path in Path::available().into_iter().rev() {
+        for threads in [1, 3] {
+            let mut team = Team::new(threads).unwrap();
+            team.set_path(path);
+            let mut out = vec![f32::NAN; rows * outputs];
+            multiply(&mut team, &weights, &[matrix], &input, rows, (&mut out, outputs));
+            let expected = expected.get_or_insert_with(|| out.clone());
+            assert_eq!(
+                bits(&out),
+                bits(expected),
+                "{kind} {inputs} x {outputs}, {rows} rows, {path:?} {threads}"
+            );
+        }
+    }
+    let expected = expected.unwrap();
+    for row in 0..rows {
+        let activations: Vec<f64> = match Packing::of(kind).form() {
+            Form::F32 => input.f32_row(row).iter().map(|&x| f64::from(x)).collect(),
+            Form::Int8 => {
+                let of_block = |block: &Int8Block| {
+                    let factor = f64::from(block.factor);
+                    block.values.map(|value| f64::from(value) * factor)
+                };
+                input.int8_row(row).iter().flat_map(of_block).collect()
+            }
+        };
+        for output in 0..outputs {
+            let mut weights_row = vec![0.0; inputs];
+            weights.row(&matrix, output, &mut weights_row);
+            let products = weights_row.iter().zip(&activations).map(|(&w, a)| f64::from(w) * a);
+            let (sum, size) =
+                products.fold((0.0, 0.0), |(sum, size), product| (sum + product, size + product.abs()));
+            let error = (f64::from(expected[row * outputs + output]) - sum).abs();
+            assert!(error <= 4e-6 * size, "{kind} row {row} output {output}: {error} of {size}");
+        }
+    }
+}
+
 #[test]
 fn products_are_those_of_f64() {
-    let mut team = Team::new(1).unwrap();
     for kind in TYPES {
-        let source = Source::new(kind, width(kind), 53, 5);
-        let (weights, [matrix]) = pack([&source]);
-        let rows = noise(11 * source.inputs, 7);
-        let input = activations(team.path(), &rows, source.inputs);
-        let mut out = vec![f32::NAN; 11 * 53];
-        multiply(&mut team, &weights, &[matrix], &input, 11, (&mut out, 53));
-        let form = Packing::of(kind).form();
-        for row in 0..11 {
-            // The activations as the kernel sees them.
-            let activations: Vec<f64> = match form {
-                Form::F32 => input.f32_row(row).iter().map(|&x| f64::from(x)).collect(),
-                Form::Int8 => {
-                    let of_block = |block: &Int8Block| {
-                        let factor = f64::from(block.factor);
-                        block.values.map(|value| f64::from(value) * factor)
-                    };
-                    input.int8_row(row).iter().flat_map(of_block).collect()
-                }
-            };
-            for output in 0..53 {
-                let mut weights_row = vec![0.0; source.inputs];
-                weights.row(&matrix, output, &mut weights_row);
-                let products = weights_row.iter().zip(&activations).map(|(&w, a)| f64::from(w) * a);
-                let (sum, size) =
-                    products.fold((0.0, 0.0), |(sum, size), product| (sum + product, size + product.abs()));
-                let error = (f64::from(out[row * 53 + output]) - sum).abs();
-                assert!(error <= 2e-6 * size, "{kind} row {row} output {output}: {error} of {size}");
-            }
-        }
+        products_agree(kind, width(kind), 53, 11, 5);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn products_of_any_shape_are_those_of_f64(
+        kind in prop::sample::select(TYPES.to_vec()),
+        blocks in 1..9usize,
+        outputs in 1..90usize,
+        rows in 1..20usize,
+        seed in 0..1000u32,
+    ) {
+        let inputs = match kind.block_elements() as usize {
+            1 => 7 * blocks + 3,
+            256 => 256 * blocks.min(3),
+            elements => elements * blocks,
+        };
+        products_agree(kind, inputs, outputs, rows, seed);
+    }
+
+    #[test]
+    fn attention_of_any_shape_is_softmax(
+        (kv_heads, group) in (1..4usize, 1..10usize),
+        dim in prop::sample::select(vec![8usize, 16, 40, 64, 80, 128]),
+        len in 1..700usize,
+        rows in 1..12usize,
+        window in prop::option::of(1..400usize),
+        seed in 0..1000u32,
+    ) {
+        let heads = Heads { heads: kv_heads * group, kv_heads, dim };
+        attention_agrees(heads, len, rows.min(len), window, seed);
     }
 }
 
@@ -278,45 +330,103 @@ fn bits_do_not_depend_on_path_threads_or_rows() {
 const HEADS: Heads = Heads { heads: 6, kv_heads: 2, dim: 72 };
 
 /// Attention of the last `rows` of `len` positions, in one step.
-fn attended(team: &mut Team, len: usize, rows: usize, window: Option<usize>) -> Vec<u32> {
-    let mut cache = KvCache::new(HEADS, 2, 2, 2_000).unwrap();
+fn attended(
+    team: &mut Team,
+    heads: Heads,
+    len: usize,
+    rows: usize,
+    window: Option<usize>,
+    seed: u32,
+) -> Vec<f32> {
+    let mut cache = KvCache::new(heads, 2, 2, 2_000).unwrap();
     // Another sequence takes pages in between.
     cache.grow(0, 100).unwrap();
     cache.grow(1, len / 2).unwrap();
     cache.grow(0, 300).unwrap();
     cache.grow(1, len).unwrap();
-    let width = HEADS.kv_heads * HEADS.dim;
-    let (keys, values) = (noise(len * width, 21), noise(len * width, 22));
+    let [keys, values] = keys_and_values(heads, len, seed);
+    let width = heads.kv_heads * heads.dim;
     for (pos, (key, value)) in keys.chunks(width).zip(values.chunks(width)).enumerate() {
         // SAFETY: one thread.
         unsafe { cache.writer(1).write(team.path(), 1, pos, key, value) };
     }
-    let stride = HEADS.heads * HEADS.dim + 5;
-    let queries: Vec<f32> = (len - rows..len).flat_map(|pos| noise(stride, pos as u32)).collect();
-    let mut scratch = AttentionScratch::new(HEADS, team.threads(), 64, 2_000);
+    let stride = heads.heads * heads.dim + 5;
+    let queries: Vec<f32> = (len - rows..len).flat_map(|pos| query(heads, pos, seed)).collect();
+    let mut scratch = AttentionScratch::new(heads, team.threads(), 64, 2_000);
     let layer = LayerCache { cache: &cache, layer: 1, window };
     let span = Span { place: 1, pos: len - rows, first_row: 0, rows };
-    let mut out = vec![f32::NAN; rows * HEADS.heads * HEADS.dim];
-    attend(team, &mut scratch, HEADS, layer, &[span], (&queries, stride), &mut out);
+    let mut out = vec![f32::NAN; rows * heads.heads * heads.dim];
+    attend(team, &mut scratch, heads, layer, &[span], (&queries, stride), &mut out);
     assert!(out.iter().all(|number| number.is_finite()));
-    bits(&out)
+    out
+}
+
+/// By position, of all KV heads.
+fn keys_and_values(heads: Heads, len: usize, seed: u32) -> [Vec<f32>; 2] {
+    [21, 22].map(|which| noise(len * heads.kv_heads * heads.dim, which + seed))
+}
+
+/// A row of queries, with something behind it.
+fn query(heads: Heads, pos: usize, seed: u32) -> Vec<f32> {
+    noise(heads.heads * heads.dim + 5, pos as u32 + seed)
+}
+
+/// Compares attention with softmax in f64, and every path and team with the portable one.
+fn attention_agrees(heads: Heads, len: usize, rows: usize, window: Option<usize>, seed: u32) {
+    let mut expected: Option<Vec<f32>> = None;
+    for path in Path::available().into_iter().rev() {
+        for threads in [1, 3] {
+            let mut team = Team::new(threads).unwrap();
+            team.set_path(path);
+            let out = attended(&mut team, heads, len, rows, window, seed);
+            let expected = expected.get_or_insert_with(|| out.clone());
+            assert_eq!(bits(&out), bits(expected), "{heads:?} {len} {rows} {window:?} {path:?} {threads}");
+        }
+    }
+    let [keys, values] = keys_and_values(heads, len, seed);
+    let found = expected.unwrap();
+    for (row, found) in found.chunks(heads.heads * heads.dim).enumerate() {
+        let end = len - rows + row + 1;
+        let start = window.map_or(0, |window| end.saturating_sub(window));
+        let query = query(heads, end - 1, seed);
+        for (head, found) in found.chunks(heads.dim).enumerate() {
+            let query = &query[head * heads.dim..(head + 1) * heads.dim];
+            let of = |numbers: &[f32], pos: usize, d: usize| {
+                let at = (pos * heads.kv_heads + head / heads.group()) * heads.dim + d;
+                f16::from_f32(numbers[at]).to_f64()
+            };
+            let weight = |pos: usize| -> f64 {
+                let products = query.iter().enumerate().map(|(d, &q)| f64::from(q) * of(&keys, pos, d));
+                products.sum::<f64>().exp()
+            };
+            let weights: Vec<f64> = (start..end).map(weight).collect();
+            let total: f64 = weights.iter().sum();
+            for (d, &found) in found.iter().enumerate() {
+                let sum: f64 =
+                    (start..end).zip(&weights).map(|(pos, weight)| weight * of(&values, pos, d)).sum();
+                let error = (f64::from(found) - sum / total).abs();
+                assert!(error < 2e-5, "{heads:?} row {row} of {rows}, head {head}, dim {d}: {error}");
+            }
+        }
+    }
 }
 
 #[test]
 fn attention_has_the_same_bits_on_every_path_in_any_chunk_by_any_threads() {
     let row = HEADS.heads * HEADS.dim;
     for (len, window) in [(20, None), (SPLIT + 37, None), (5 * SPLIT + 3, None), (5 * SPLIT + 3, Some(300))] {
+        let of = |team: &mut Team, len, rows| bits(&attended(team, HEADS, len, rows, window, 3));
         let mut portable = Team::new(1).unwrap();
         portable.set_path(Path::Portable);
-        let expected = attended(&mut portable, len, 13, window);
+        let expected = of(&mut portable, len, 13);
         for path in Path::available() {
             for threads in [1, 2, 3] {
                 let mut team = Team::new(threads).unwrap();
                 team.set_path(path);
-                assert_eq!(attended(&mut team, len, 13, window), expected, "{path:?} {threads} {len}");
-                let last = attended(&mut team, len, 1, window);
+                assert_eq!(of(&mut team, len, 13), expected, "{path:?} {threads} {len}");
+                let last = of(&mut team, len, 1);
                 assert_eq!(last, expected[12 * row..], "{path:?} {threads} {len} {window:?}");
-                let middle = attended(&mut team, len - 4, 2, window);
+                let middle = of(&mut team, len - 4, 2);
                 assert_eq!(middle, expected[7 * row..9 * row], "{path:?} {threads} {len} {window:?}");
             }
         }
