@@ -206,7 +206,7 @@ fn products_are_those_of_f64() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn products_of_any_shape_are_those_of_f64(
