@@ -1,7 +1,7 @@
 //! Tokens equal to those of `tokenizers` and of llama.cpp (`tests/fidelity/tokens.py`).
 
 use serde::Deserialize;
-use shoal_model::Tokenizer;
+use shoal_model::{ModelFile, Tokenizer};
 
 #[derive(Deserialize)]
 struct Line {
@@ -58,4 +58,16 @@ fn tokens_of_gemma3_are_those_of_tokenizers_and_llama_cpp() {
     assert_eq!(tokenizer.encode_prompt("").unwrap(), [2], "prompts begin with <bos>");
     // The others have the sign that stands for a space.
     assert_eq!(compare(&tokenizer, include_str!("../data/tokens-gemma3.jsonl")).unwrap(), (336, 330));
+}
+
+/// A vocabulary in the form of Llama 2, with a space before each text (`tests/fidelity/pieces.py`).
+#[test]
+fn tokens_of_a_small_vocabulary_are_those_of_sentencepiece_and_llama_cpp() {
+    let on_disk = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(on_disk.path(), include_bytes!("../data/pieces.gguf")).unwrap();
+    let file = ModelFile::open(on_disk.path()).unwrap();
+    let tokenizer = Tokenizer::from_gguf(file.metadata()).unwrap();
+    assert_eq!((tokenizer.vocab_size(), tokenizer.bos(), tokenizer.ends()), (800, Some(1), &[2][..]));
+    // The others come back with a space before them, all but the empty text and three of special tokens alone.
+    assert_eq!(compare(&tokenizer, include_str!("../data/pieces.jsonl")).unwrap(), (344, 4));
 }
