@@ -111,9 +111,10 @@ impl<'b> Reduce<'_, 'b> {
     /// The scores of the pages that hold `seen`.
     #[inline(always)]
     fn score<L: Lanes, const N: usize>(&mut self, lanes: L, first: usize, seen: Range<usize>) {
+        let dim = self.attention.view.heads.dim;
         let mut queries: [&[f32]; N] = [&[]; N];
         for (n, query) in queries.iter_mut().enumerate() {
-            *query = self.attention.query(first + n);
+            *query = &self.attention.query(first + n)[..dim];
         }
         // Positions scored at once, in groups of sixteen: as many sums as fit the registers.
         let at_once = if L::ACCUMULATORS >= 16 { POSITION_GROUPS } else { 1 };
@@ -125,22 +126,22 @@ impl<'b> Reduce<'_, 'b> {
                 false => self.page(pages.start).1,
             };
             // A row for each dimension, the positions in groups of sixteen.
-            let rows = keys.as_chunks::<LANES>().0.as_chunks::<POSITION_GROUPS>().0;
-            let next = next.as_chunks::<PAGE>().0;
+            let rows = &keys.as_chunks::<LANES>().0.as_chunks::<POSITION_GROUPS>().0[..dim];
+            let next = next.as_chunks::<LANES>().0;
             for groups in (0..POSITION_GROUPS).step_by(at_once) {
                 let mut sums = [[lanes.splat(0.0); POSITION_GROUPS]; N];
-                for (d, (row, next)) in rows.iter().zip(next).enumerate().take(queries[0].len()) {
-                    if groups == 0 {
-                        prefetch(lanes, next);
-                    }
+                for d in 0..dim {
+                    // Evenly over all passes: memory takes only so many requests at a time.
+                    let ahead = groups * dim + d * at_once;
+                    prefetch(lanes, next[ahead..ahead + at_once].as_flattened());
                     let mut keys = [lanes.splat(0.0); POSITION_GROUPS];
-                    for (keys, group) in keys.iter_mut().zip(&row[groups..]).take(at_once) {
-                        *keys = lanes.load_f16(group);
+                    for group in 0..at_once {
+                        keys[group] = lanes.load_f16(&rows[d][groups + group]);
                     }
-                    for (sums, query) in sums.iter_mut().zip(queries) {
-                        let element = lanes.splat(query[d]);
-                        for (sum, &keys) in sums.iter_mut().zip(&keys).take(at_once) {
-                            *sum = lanes.fma(element, keys, *sum);
+                    for n in 0..N {
+                        let element = lanes.splat(queries[n][d]);
+                        for group in 0..at_once {
+                            sums[n][group] = lanes.fma(element, keys[group], sums[n][group]);
                         }
                     }
                 }
@@ -193,20 +194,24 @@ impl<'b> Reduce<'_, 'b> {
         let mut sums = [[lanes.splat(0.0); W]; N];
         let pages = seen.start / PAGE..seen.end.div_ceil(PAGE);
         for page in pages.clone() {
-            let rows = self.page(page).1.as_chunks::<LANES>().0;
+            let positions = seen.start.max(page * PAGE)..seen.end.min((page + 1) * PAGE);
+            let skip = (positions.start - page * PAGE) * vectors + start;
+            let rows = self.page(page).1.as_chunks::<LANES>().0[skip..].chunks(vectors);
             // After the last page the next split begins with its keys; where there is none nothing is lost.
-            let next = self.page((page + 1).min(pages.end - 1)).1;
-            for position in seen.start.max(page * PAGE)..seen.end.min((page + 1) * PAGE) {
-                let at = (position - page * PAGE) * vectors + start;
-                let row = &rows[at..at + W];
-                prefetch(lanes, &next[at * LANES..(at + W) * LANES]);
+            let next =
+                self.page((page + 1).min(pages.end - 1)).1.as_chunks::<LANES>().0[skip..].chunks(vectors);
+            for ((position, row), next) in positions.zip(rows).zip(next) {
+                let (Some(row), Some(next)) = (row.first_chunk::<W>(), next.first_chunk::<W>()) else {
+                    break;
+                };
+                prefetch(lanes, next.as_flattened());
                 let mut values = [lanes.splat(0.0); W];
                 for (value, numbers) in values.iter_mut().zip(row) {
                     *value = lanes.load_f16(numbers);
                 }
-                for (sums, weights) in sums.iter_mut().zip(&weights) {
-                    let weight = lanes.splat(weights[position % SPLIT]);
-                    for (sum, value) in sums.iter_mut().zip(values) {
+                for n in 0..N {
+                    let weight = lanes.splat(weights[n][position % SPLIT]);
+                    for (sum, value) in sums[n].iter_mut().zip(values) {
                         *sum = lanes.fma(weight, value, *sum);
                     }
                 }

@@ -53,7 +53,7 @@ impl Lanes for Avx2 {
     type Bytes = [__m256i; 2];
     type Sums = Sums;
 
-    const ACCUMULATORS: usize = 6;
+    const ACCUMULATORS: usize = 5;
     const NARROW: bool = true;
 
     #[inline(always)]
