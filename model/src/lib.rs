@@ -35,6 +35,7 @@ pub mod tokenizer;
 pub use config::{ConfigError, DecoderConfig};
 pub use footprint::Footprint;
 pub use gguf::{GgufError, Metadata, ModelFile};
+pub use kernels::arena::huge_page_bytes;
 pub use sampling::Sampling;
 pub use shard::{LoadError, Shard, ShardSpec, StepError};
 pub use step::{MAX_RUN_TOKENS, Op, Request, Sampled, Step, Want};

@@ -214,6 +214,7 @@ impl Decoder {
         let frequencies_seen = config.rotary.frequencies(&factors);
         let window_frequencies =
             config.window.as_ref().map(|window| frequencies(config.rotary.dims, window.theta).collect());
+        source.weights.report_pages();
         Ok(Decoder {
             weights: source.weights,
             embedding,

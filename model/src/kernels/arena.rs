@@ -1,8 +1,8 @@
 //! Large zeroed memory on large pages, where the system gives them.
 //!
 //! Reading weights is most of what decoding does, and with pages of 4 KiB a good part of that is looking up pages. So
-//! memory comes from anonymous maps that ask for transparent huge pages (Linux); whether they were given shows in
-//! [`huge_bytes`].
+//! memory comes from anonymous maps that ask for transparent huge pages (Linux); [`huge_page_bytes`] says how many were
+//! given.
 
 use std::ops::{Deref, DerefMut};
 
@@ -10,6 +10,26 @@ use memmap2::{MmapMut, MmapOptions};
 
 /// Size of a large page on the processors that we know.
 const HUGE_PAGE: usize = 2 << 20;
+
+/// How many bytes of the mapping that holds `memory` lie on huge pages; none where the system does not say.
+pub fn huge_page_bytes(memory: &[u8]) -> Option<u64> {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+    anon_huge_pages(&smaps, memory.as_ptr().addr())
+}
+
+/// `AnonHugePages` of the mapping that holds `address`, in bytes, as proc_pid_smaps(5) tells it.
+fn anon_huge_pages(smaps: &str, address: usize) -> Option<u64> {
+    let holds = |line: &str| {
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        let [start, end] = [start, end].map(|number| usize::from_str_radix(number, 16).ok());
+        Some((start?..end?).contains(&address))
+    };
+    let mapping = smaps.lines().skip_while(|line| holds(line) != Some(true));
+    mapping.skip(1).take_while(|line| holds(line).is_none()).find_map(|line| {
+        let kib: u64 = line.strip_prefix("AnonHugePages:")?.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        kib.checked_mul(1024)
+    })
+}
 
 /// A type of which every pattern of bits is a value, zero bits among them.
 ///
@@ -64,5 +84,26 @@ impl<T: Plain> DerefMut for Arena<T> {
         let Some(map) = &mut self.map else { return &mut [] };
         // SAFETY: as above, and the map is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(map.as_mut_ptr().add(self.skip).cast(), self.len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn huge_pages_are_those_of_the_mapping_asked_for() {
+        let smaps = "\
+7f0000000000-7f0000400000 rw-p 00000000 00:00 0 \n\
+Size:               4096 kB\n\
+AnonHugePages:      2048 kB\n\
+VmFlags: rd wr mr mw me ac hg \n\
+7f0000400000-7f0000600000 rw-p 00000000 00:00 0   [heap]\n\
+Size:               2048 kB\n\
+AnonHugePages:         0 kB\n";
+        assert_eq!(anon_huge_pages(smaps, 0x7f00_0020_0000), Some(2 << 20));
+        assert_eq!(anon_huge_pages(smaps, 0x7f00_0040_0000), Some(0));
+        assert_eq!(anon_huge_pages(smaps, 0x7f00_0060_0000), None);
+        assert_eq!(anon_huge_pages("", 0), None);
     }
 }

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::activations::Form;
-use super::arena::Arena;
+use super::arena::{Arena, huge_page_bytes};
 use super::disjoint::Disjoint;
 use super::ggml;
 use super::lanes::{Kernel, LANES, Lanes};
@@ -26,6 +26,9 @@ pub(crate) const PAIR_ROWS: usize = PAIR * LANES;
 /// Without padding; every pattern of bits is a value.
 pub(super) unsafe trait Column: Sized + Send + Sync + 'static {
     fn load<L: Lanes>(&self, lanes: L) -> L::F32;
+
+    /// One row's.
+    fn number(&self, row: usize) -> f32;
 }
 
 // SAFETY: numbers only.
@@ -33,6 +36,10 @@ unsafe impl Column for [f32; LANES] {
     #[inline(always)]
     fn load<L: Lanes>(&self, lanes: L) -> L::F32 {
         lanes.load(self)
+    }
+
+    fn number(&self, row: usize) -> f32 {
+        self[row]
     }
 }
 
@@ -42,6 +49,10 @@ unsafe impl Column for [f16; LANES] {
     fn load<L: Lanes>(&self, lanes: L) -> L::F32 {
         lanes.load_f16(self)
     }
+
+    fn number(&self, row: usize) -> f32 {
+        self[row].to_f32()
+    }
 }
 
 // SAFETY: numbers only.
@@ -49,6 +60,10 @@ unsafe impl Column for [bf16; LANES] {
     #[inline(always)]
     fn load<L: Lanes>(&self, lanes: L) -> L::F32 {
         lanes.load(&self.map(bf16::to_f32))
+    }
+
+    fn number(&self, row: usize) -> f32 {
+        self[row].to_f32()
     }
 }
 
@@ -149,7 +164,10 @@ impl Packing {
 
     /// In which form it wants the activations.
     pub(crate) fn form(self) -> Form {
-        with_packing!(self, Tile => { let _ = size_of::<Tile>(); Form::Int8 }, Column => { let _ = size_of::<Column>(); Form::F32 })
+        match self {
+            Packing::F32 | Packing::F16 | Packing::BF16 => Form::F32,
+            _ => Form::Int8,
+        }
     }
 
     /// Bytes of sixteen rows of `inputs` columns.
@@ -293,6 +311,21 @@ impl Weights {
         Some(matrices)
     }
 
+    /// Tells the log how much of the weights lies on huge pages, now that all of them are packed.
+    pub(crate) fn report_pages(&self) {
+        let bytes = self.used;
+        match huge_page_bytes(&self.arena) {
+            Some(huge) if 2 * huge < bytes as u64 => {
+                tracing::info!(
+                    bytes,
+                    huge,
+                    "few huge pages for the weights: decoding is up to a third slower"
+                );
+            }
+            huge => tracing::debug!(bytes, huge, "weights are packed"),
+        }
+    }
+
     /// The elements of a group: tiles or columns.
     fn elements<T>(&self, matrix: &Matrix, group: usize) -> &[T] {
         let bytes = &self.arena[matrix.group(group)];
@@ -312,28 +345,18 @@ impl Weights {
     /// Writes one row of a matrix as numbers; `row` below [`Matrix::outputs`], `numbers` of [`Matrix::inputs`].
     pub(crate) fn row(&self, matrix: &Matrix, row: usize, numbers: &mut [f32]) {
         let (group, lane) = (row / LANES, row % LANES);
-        match matrix.packing {
-            Packing::F32 => {
-                let columns: &[[f32; LANES]] = self.columns(matrix, group);
-                numbers.iter_mut().zip(columns).for_each(|(number, column)| *number = column[lane]);
+        with_packing!(matrix.packing,
+        Tile => {
+            let places = numbers.as_chunks_mut::<COLUMNS>().0;
+            for (tile, numbers) in self.tiles::<Tile>(matrix, group).iter().zip(places) {
+                tile.numbers(lane, numbers);
             }
-            Packing::F16 => {
-                let columns: &[[f16; LANES]] = self.columns(matrix, group);
-                numbers.iter_mut().zip(columns).for_each(|(number, column)| *number = column[lane].to_f32());
+        },
+        Column => {
+            for (column, number) in self.columns::<Column>(matrix, group).iter().zip(numbers) {
+                *number = column.number(lane);
             }
-            Packing::BF16 => {
-                let columns: &[[bf16; LANES]] = self.columns(matrix, group);
-                numbers.iter_mut().zip(columns).for_each(|(number, column)| *number = column[lane].to_f32());
-            }
-            packing => with_packing!(packing,
-                Tile => {
-                    let places = numbers.as_chunks_mut::<COLUMNS>().0;
-                    for (tile, numbers) in self.tiles::<Tile>(matrix, group).iter().zip(places) {
-                        tile.numbers(lane, numbers);
-                    }
-                },
-                Column => { let _ = size_of::<Column>(); }),
-        }
+        })
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use memmap2::MmapMut;
+use shoal_model::huge_page_bytes;
 
 /// Bytes read in a pass: far more than any cache holds.
 const BYTES: usize = 512 << 20;
@@ -43,30 +44,13 @@ pub(super) fn memory_read(threads: usize) -> Option<MemoryRead> {
         *word = number.to_ne_bytes();
     }
     let bytes = &*bytes;
-    let huge_pages = std::fs::read_to_string("/proc/self/smaps")
-        .ok()
-        .and_then(|smaps| huge_page_bytes(&smaps, bytes.as_ptr().addr()))
-        .map(|huge| (huge as f64 / BYTES as f64).min(1.0));
+    let huge_pages = huge_page_bytes(bytes).map(|huge| (huge as f64 / BYTES as f64).min(1.0));
     let each = (BYTES / threads).next_multiple_of(HUGE_PAGE);
     let blocks: Vec<&[u8]> = bytes.chunks(each).collect();
     let mut passes: Vec<Duration> = (0..PASSES).map(|_| pass(&blocks)).collect();
     passes.sort_unstable();
     let median = passes.get(PASSES / 2)?.as_secs_f64();
     (median > 0.0).then(|| MemoryRead { bytes_per_s: (BYTES as f64 / median) as u64, huge_pages })
-}
-
-/// `AnonHugePages` of the mapping that holds `address`, in bytes, as proc_pid_smaps(5) tells it.
-fn huge_page_bytes(smaps: &str, address: usize) -> Option<u64> {
-    let holds = |line: &str| {
-        let (start, end) = line.split(' ').next()?.split_once('-')?;
-        let [start, end] = [start, end].map(|number| usize::from_str_radix(number, 16).ok());
-        Some((start?..end?).contains(&address))
-    };
-    let mapping = smaps.lines().skip_while(|line| holds(line) != Some(true));
-    mapping.skip(1).take_while(|line| holds(line).is_none()).find_map(|line| {
-        let kib: u64 = line.strip_prefix("AnonHugePages:")?.trim().strip_suffix("kB")?.trim().parse().ok()?;
-        kib.checked_mul(1024)
-    })
 }
 
 /// One pass of all threads, from when all are ready to when all are done.
@@ -106,21 +90,5 @@ mod tests {
     fn every_word_is_read() {
         let bytes: Vec<u8> = (0..1000u64).flat_map(u64::to_ne_bytes).collect();
         assert_eq!(sum(&bytes), 499_500);
-    }
-
-    #[test]
-    fn huge_pages_are_those_of_the_mapping_asked_for() {
-        let smaps = "\
-7f0000000000-7f0000400000 rw-p 00000000 00:00 0 \n\
-Size:               4096 kB\n\
-AnonHugePages:      2048 kB\n\
-VmFlags: rd wr mr mw me ac hg \n\
-7f0000400000-7f0000600000 rw-p 00000000 00:00 0   [heap]\n\
-Size:               2048 kB\n\
-AnonHugePages:         0 kB\n";
-        assert_eq!(huge_page_bytes(smaps, 0x7f00_0020_0000), Some(2 << 20));
-        assert_eq!(huge_page_bytes(smaps, 0x7f00_0040_0000), Some(0));
-        assert_eq!(huge_page_bytes(smaps, 0x7f00_0060_0000), None);
-        assert_eq!(huge_page_bytes("", 0), None);
     }
 }
