@@ -1,5 +1,7 @@
 use std::ops::Range;
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::gguf::{ModelFile, TensorType};
 use crate::synthetic::{Family, SyntheticModel};
@@ -232,4 +234,95 @@ fn kernels_agree(model: &SyntheticModel) {
         // Keys and values are kept in f16; activations before blocks in 8 bits.
         assert!(error < if blocks { 0.05 } else { 2e-3 }, "row {row}: {error} {model:?}");
     }
+}
+
+/// A model of any shape, with every matrix in a type of its own.
+fn any_model() -> impl Strategy<Value = SyntheticModel> {
+    let shape = (0..3usize, 1..4u32, 1..9u32, 1..9u32, 1..4u32, 1..4u32, 1..9u32);
+    let rest = (1..12u32, 1..4u32, any::<bool>(), any::<u64>(), any::<[usize; 9]>());
+    (shape, rest).prop_map(
+        |(
+            (family, layers, hidden, feed_forward, kv_heads, group, dim),
+            (window, period, tied, seed, kinds),
+        )| {
+            let (hidden, feed_forward, heads) = (32 * hidden, 32 * feed_forward, kv_heads * group);
+            // Of 32 where it must be, so that the heads together are blocks.
+            let head_dim = if seed % 2 == 0 { 8 * dim } else { 32 * dim.div_ceil(4) };
+            let kind = |index: usize, inputs: u32| {
+                let fit = TYPES.iter().filter(|kind| u64::from(inputs) % kind.block_elements() == 0);
+                let fit: Vec<_> = fit.copied().collect();
+                fit[kinds[index] % fit.len()]
+            };
+            let mixture = vec![
+                ("blk.0.attn_q", kind(0, hidden)),
+                ("blk.0.attn_k", kind(1, hidden)),
+                ("blk.0.attn_v", kind(2, hidden)),
+                ("blk.0.attn_output", kind(3, heads * head_dim)),
+                ("blk.0.ffn_gate", kind(4, hidden)),
+                ("blk.0.ffn_up", kind(5, hidden)),
+                ("blk.0.ffn_down", kind(6, feed_forward)),
+                ("output", kind(7, hidden)),
+            ];
+            SyntheticModel {
+                family: Family::ALL[family],
+                layers,
+                hidden,
+                feed_forward,
+                heads,
+                kv_heads,
+                head_dim: Some(head_dim),
+                window,
+                period,
+                mixture,
+                // The other layers.
+                matrices: TensorType::F32,
+                embedding: kind(8, hidden),
+                tied,
+                seed,
+                ..SyntheticModel::default()
+            }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Sequences side by side in runs of any length, in both.
+    #[test]
+    fn the_kernels_agree_on_any_shape(model in any_model(), cuts in proptest::collection::vec(1..40usize, 1..5)) {
+        use crate::decoder::{self, Loading, Rows};
+        let file = open(&model);
+        let reference = load(&file, 0..model.layers);
+        let loading = Loading {
+            file: &file,
+            layers: 0..model.layers,
+            context: 256,
+            slots: 2,
+            threads: 2,
+            rows: 128,
+            sampled: 4,
+        };
+        let mut kernels = decoder::Decoder::load(&loading, &mut |_| ()).unwrap();
+        let mut caches = [reference.cache(256).unwrap(), reference.cache(256).unwrap()];
+        let mut pos = 0;
+        for cut in cuts {
+            let runs = [0, 1].map(|slot| tokens(320)[pos + slot..pos + slot + cut].to_vec());
+            let rows = [0, 1].map(|slot| Rows { slot, pos, tokens: &runs[slot] });
+            kernels.forward(&rows, &[]).unwrap();
+            for (slot, cache) in caches.iter_mut().enumerate() {
+                let expected = reference.forward(cache, &runs[slot], pos).unwrap().get(cut - 1).unwrap();
+                let error = distance(kernels.logits(&[slot * cut + cut - 1]), &values(&expected));
+                prop_assert!(error < 0.05, "{error} at {pos} + {cut} of slot {slot}");
+            }
+            pos += cut;
+        }
+    }
+}
+
+/// The root of the mean square of the differences, of that of the values.
+fn distance(found: &[f32], expected: &[f32]) -> f32 {
+    let square = |values: &mut dyn Iterator<Item = f32>| values.map(|value| value * value).sum::<f32>();
+    let differences = square(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+    (differences / square(&mut expected.iter().copied())).sqrt()
 }
