@@ -35,6 +35,7 @@ fn main() -> Outcome<()> {
         id: 1,
         prompt: ids.clone(),
         sampling: Sampling::GREEDY,
+        logprobs: None,
         max_tokens: tokens,
         stop: Vec::new(),
         ignore_eos: true,
@@ -47,7 +48,7 @@ fn main() -> Outcome<()> {
     let mut run = |ops: Vec<Op>| -> Outcome<Option<u32>> {
         step += 1;
         let sampled = shard.execute(&Step { number: step, ops }, &[], &mut Vec::new())?;
-        Ok(sampled.first().map(|sampled| sampled.token))
+        Ok(sampled.first().and_then(|sampled| sampled.outcome.as_ref().ok()).map(|token| token.id))
     };
 
     let start = Instant::now();

@@ -122,13 +122,11 @@ impl Decoder {
         self.config.hidden as usize
     }
 
-    #[expect(dead_code, reason = "waits for the step that shares")]
     /// Gives an empty slot the first `len` positions of another one.
     pub(crate) fn share(&mut self, slot: usize, from: usize, len: usize) {
         self.kv.share(slot, from, len);
     }
 
-    #[expect(dead_code, reason = "waits for the step that truncates")]
     /// Forgets a slot's positions from `len` on.
     pub(crate) fn truncate(&mut self, slot: usize, len: usize) {
         self.kv.truncate(slot, len);

@@ -14,13 +14,13 @@ const COUNTED_THREADS: u64 = 16;
 /// Bytes of the head's tokenizer for each token of the vocabulary: its text in two maps, its merge. Measured by
 /// `tests/memory.rs`: 285 for SmolLM2's.
 const TOKENIZER_BYTES_PER_TOKEN: u64 = 288;
-/// Bytes that choosing a token needs for a while, for each token of the vocabulary: candidates and their order.
-const SAMPLING_BYTES_PER_TOKEN: u64 = 16;
+/// Bytes of the sampler's buffers for each token of the vocabulary: changed logits, counts, candidates, weights.
+const SAMPLING_BYTES_PER_TOKEN: u64 = 4 + 4 + 4 + 8;
 /// Bytes of a request beside its tokens: parameters, stop strings, digest.
 const REQUEST_BYTES: u64 = 4096;
-/// Bytes of token ids for each token of context: prompt and history, four bytes each, for eight slots. More slots are
+/// Bytes of token ids for each token of context: prompt and history, four bytes each, for sixteen slots. More slots are
 /// lost in the cache, which takes a thousand times as much.
-const HISTORY_BYTES_PER_TOKEN: u64 = 2 * 4 * 8;
+const HISTORY_BYTES_PER_TOKEN: u64 = 2 * 4 * 16;
 
 /// Bytes that a shard of a model allocates: weights as they are packed (the file's own copy is not kept), cache and scratch.
 #[derive(Debug, Clone, PartialEq, Eq)]

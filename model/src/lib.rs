@@ -38,7 +38,7 @@ pub use gguf::{GgufError, Metadata, ModelFile};
 pub use kernels::arena::huge_page_bytes;
 pub use sampling::Sampling;
 pub use shard::{LoadError, Shard, ShardSpec, StepError};
-pub use step::{MAX_RUN_TOKENS, Op, Request, Sampled, Step, Want};
+pub use step::{Fault, MAX_DRAFT, MAX_RUN_TOKENS, Op, Request, Sampled, Step, Token, Want};
 pub use template::{ChatTemplate, Message};
 pub use text::{Piece, TextStream};
 pub use tokenizer::Tokenizer;

@@ -4,21 +4,23 @@
 //! checked as a whole before anything of it is done, so one that breaks a rule changes nothing and the
 //! caller may end the instance or, if it knows better, send another.
 
+mod error;
+mod rules;
 mod slots;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
+pub use error::StepError;
 use sha2::Digest;
-use slots::Slots;
-pub use slots::StepError;
+use slots::{Sequence, Slots};
 
 pub use crate::decoder::LoadError;
 use crate::decoder::{Decoder, Loading, Rows};
 use crate::gguf::ModelFile;
-use crate::sampling;
-use crate::step::{MAX_DRAFT, MAX_RUN_TOKENS, Op, Sampled, Step, Want};
+use crate::sampling::Sampler;
+use crate::step::{Fault, MAX_DRAFT, Op, Sampled, Step, Token, Want, max_rows};
 
 /// Which part of a model to load, and for how much.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +30,7 @@ pub struct ShardSpec {
     pub layers: Range<u32>,
     /// Tokens for which each slot has room.
     pub context: u32,
-    /// Sequences at a time.
+    /// Requests at a time. The shard has [`crate::kv::places`] slots for them and room for as many full contexts.
     pub slots: u16,
     /// Threads that compute, the one that calls [`Shard::execute`] included. Each shard has its own.
     pub threads: usize,
@@ -38,11 +40,17 @@ pub struct ShardSpec {
 pub struct Shard {
     decoder: Decoder,
     slots: Slots,
+    /// At the last shard.
+    sampler: Option<Sampler>,
     first: bool,
     last: bool,
     hidden: usize,
     /// Of the step carried out last.
     rows: usize,
+    /// Of the step's rows, those that are not finite.
+    broken: Vec<usize>,
+    /// The input of a step with broken rows, with zeros in their place.
+    mended: Vec<f32>,
 }
 
 impl Shard {
@@ -54,17 +62,20 @@ impl Shard {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Shard, LoadError> {
         let ShardSpec { layers, context, slots, threads } = spec.clone();
-        let rows = MAX_RUN_TOKENS + MAX_DRAFT + usize::from(slots);
-        let sampled = MAX_DRAFT + usize::from(slots);
+        let (rows, sampled) = (max_rows(slots), MAX_DRAFT + usize::from(slots));
         let loading = Loading { file, layers, context, slots, threads, rows, sampled };
         let decoder = Decoder::load(&loading, progress)?;
         let config = decoder.config();
+        let last = spec.layers.end == config.layers;
         Ok(Shard {
             first: spec.layers.start == 0,
-            last: spec.layers.end == config.layers,
+            last,
             hidden: config.hidden as usize,
             slots: Slots::new(slots, context, config.vocab),
+            sampler: last.then(|| Sampler::new(config.vocab)),
             rows: 0,
+            broken: Vec::new(),
+            mended: Vec::new(),
             decoder,
         })
     }
@@ -81,6 +92,9 @@ impl Shard {
     /// * `output`: cleared and filled with the same rows after this shard's layers; left empty at the last shard.
     ///
     /// Returns what was sampled, in the order of the runs; nothing but at the last shard.
+    ///
+    /// A row that is not finite spoils its own request alone. It is handed on as NaN, and the last shard answers with a
+    /// [`Fault`], also where no token was wanted.
     pub fn execute(
         &mut self,
         step: &Step,
@@ -94,32 +108,21 @@ impl Shard {
         if input.len() != expected {
             return Err(StepError::InputLength { step: step.number, expected, found: input.len() });
         }
-        if let Some(index) = input.iter().position(|number| !number.is_finite()) {
-            return Err(StepError::InputNotFinite { step: step.number, row: index / self.hidden });
-        }
-        self.slots.apply(step);
-        for op in &step.ops {
-            if let Op::Free { slot } = op {
-                self.decoder.free(usize::from(*slot));
-            }
-        }
+        self.slots.apply(step, &mut self.decoder);
         self.rows = 0;
         if rows == 0 {
             return Ok(Vec::new());
         }
-
-        let batch: Vec<Rows<'_>> = step.ops.iter().filter_map(rows_of).collect();
-        let number = step.number;
-        self.decoder.forward(&batch, input).map_err(|source| StepError::Full { step: number, source })?;
-        if let Some(row) = (0..rows).find(|&row| self.decoder.is_broken(row)) {
-            return Err(StepError::NotFinite { step: number, row });
-        }
+        self.forward(step, input)?;
         self.rows = rows;
-        if !self.last {
-            output.extend_from_slice(self.decoder.rows(rows));
-            return Ok(Vec::new());
+        if self.last {
+            return Ok(self.answer(step));
         }
-        self.sample(step)
+        output.extend_from_slice(self.decoder.rows(rows));
+        for &row in &self.broken {
+            output[row * self.hidden..(row + 1) * self.hidden].fill(f32::NAN);
+        }
+        Ok(Vec::new())
     }
 
     /// The logits of any row of the step carried out last, to measure them; a step computes those that it samples from
@@ -128,44 +131,87 @@ impl Shard {
         (self.last && row < self.rows).then(|| self.decoder.logits(&[row]))
     }
 
-    /// Answers the runs that want a token.
-    fn sample(&mut self, step: &Step) -> Result<Vec<Sampled>, StepError> {
+    /// Takes the rows through the layers and notes those that are not finite.
+    fn forward(&mut self, step: &Step, input: &[f32]) -> Result<(), StepError> {
+        self.broken.clear();
+        let finite = |row: &[f32]| row.iter().fold(true, |all, number| all & number.is_finite());
+        let came = (0..).zip(input.chunks_exact(self.hidden)).filter(|(_, row)| !finite(row));
+        self.broken.extend(came.map(|(row, _)| row));
+        let mut input = input;
+        if !self.broken.is_empty() {
+            // Zeros compute like anything else and end in themselves; their sequence is not used again.
+            self.mended.clear();
+            self.mended.extend_from_slice(input);
+            for &row in &self.broken {
+                self.mended[row * self.hidden..(row + 1) * self.hidden].fill(0.0);
+            }
+            input = &self.mended;
+        }
+        let batch: Vec<Rows<'_>> = step.ops.iter().filter_map(rows_of).collect();
+        let number = step.number;
+        self.decoder.forward(&batch, input).map_err(|source| StepError::Full { step: number, source })?;
+        let rows = (0..step.rows()).filter(|&row| self.decoder.is_broken(row));
+        self.broken.extend(rows);
+        Ok(())
+    }
+
+    /// Answers the runs of a step, at the last shard.
+    fn answer(&mut self, step: &Step) -> Vec<Sampled> {
+        let mut runs = Vec::new();
         let mut wanted = Vec::new();
-        let mut rows = 0;
+        let mut end = 0;
         for op in &step.ops {
-            if let Op::Run { slot, tokens, want, .. } = op {
-                rows += tokens.len();
-                if *want == Want::Sample {
-                    wanted.push((*slot, rows - 1));
-                }
+            let Op::Run { slot, tokens, want, .. } = op else { continue };
+            let start = end;
+            end += tokens.len();
+            let rows = match want {
+                Want::Nothing => 0,
+                Want::Sample => 1,
+                Want::Verify { drafted } => usize::from(*drafted) + 1,
+            };
+            let broken = self.broken.iter().any(|row| (start..end).contains(row));
+            let rows = if broken { 0 } else { rows };
+            wanted.extend(end - rows..end);
+            if rows > 0 || broken {
+                runs.push(Run {
+                    slot: *slot,
+                    guesses: &tokens[tokens.len() - rows.saturating_sub(1)..],
+                    rows,
+                });
             }
         }
-        if wanted.is_empty() {
-            return Ok(Vec::new());
-        }
-        let (of_slot, rows): (Vec<_>, Vec<_>) = wanted.into_iter().unzip();
-        let logits = self.decoder.logits(&rows);
-        let mut sampled = Vec::with_capacity(rows.len());
-        for (&slot, logits) in of_slot.iter().zip(logits.chunks_exact(logits.len() / rows.len())) {
-            let Some(occupant) = self.slots.occupant(slot) else {
-                return Err(StepError::NotAdmitted { step: step.number, slot });
-            };
-            let (request, history) = (&occupant.request, &occupant.history);
-            let position = (history.len() - request.prompt.len()) as u64;
-            let token = sampling::sample(logits, &request.sampling, position, history)
-                .map_err(|source| StepError::Sample { step: step.number, slot, source })?;
-            let logits_sha256 = occupant.digest.as_mut().map(|digest| {
-                for logit in logits {
-                    digest.update(logit.to_le_bytes());
+        let Shard { decoder, slots, sampler, .. } = self;
+        let logits = if wanted.is_empty() { &[] } else { decoder.logits(&wanted) };
+        let mut logits = logits.chunks_exact((logits.len() / wanted.len().max(1)).max(1));
+        let mut sampled = Vec::with_capacity(wanted.len());
+        for run in runs {
+            let mut put = |outcome| sampled.push(Sampled { step: step.number, slot: run.slot, outcome });
+            if run.rows == 0 {
+                put(Err(Fault::Activations));
+                continue;
+            }
+            let mut guesses = run.guesses.iter();
+            let mut right = true;
+            for (row, logits) in (0..run.rows).zip(logits.by_ref().take(run.rows)) {
+                // The rows after a wrong guess belong to another history.
+                if !right {
+                    continue;
                 }
-                digest.clone().finalize().into()
-            });
-            sampled.push(Sampled { step: step.number, slot, token, logits_sha256 });
+                let (Some(sequence), Some(sampler)) = (slots.sequence(run.slot), &mut *sampler) else {
+                    continue;
+                };
+                let Some(outcome) = choose(sequence, sampler, run.rows - 1 - row, logits) else { continue };
+                right = guesses
+                    .next()
+                    .is_some_and(|guess| outcome.as_ref().is_ok_and(|token| token.id == *guess));
+                put(outcome);
+            }
         }
-        Ok(sampled)
+        sampled
     }
 }
 
+/// The rows of a run.
 fn rows_of(op: &Op) -> Option<Rows<'_>> {
     match op {
         Op::Run { slot, pos, tokens, .. } => {
@@ -173,4 +219,37 @@ fn rows_of(op: &Op) -> Option<Rows<'_>> {
         }
         _ => None,
     }
+}
+
+/// Chooses the token after all of a sequence but for its last `guessed` tokens.
+fn choose(
+    sequence: &mut Sequence,
+    sampler: &mut Sampler,
+    guessed: usize,
+    logits: &[f32],
+) -> Option<Result<Token, Fault>> {
+    let request = sequence.request.as_ref()?;
+    let history = sequence.tokens.get(..sequence.tokens.len().checked_sub(guessed)?)?;
+    let position = history.len().checked_sub(request.prompt.len())? as u64;
+    let (id, logprobs) = match sampler.choose(logits, &request.sampling, request.logprobs, position, history)
+    {
+        Ok(chosen) => chosen,
+        Err(error) => return Some(Err(Fault::Logits(error))),
+    };
+    let logits_sha256 = sequence.digest.as_mut().map(|digest| {
+        for logit in logits {
+            digest.update(logit.to_le_bytes());
+        }
+        digest.clone().finalize().into()
+    });
+    Some(Ok(Token { id, logprobs, logits_sha256 }))
+}
+
+/// A run that is answered.
+struct Run<'a> {
+    slot: u16,
+    /// The tokens that are right as long as they are the ones chosen.
+    guesses: &'a [u32],
+    /// Rows with logits; none of a broken run.
+    rows: usize,
 }

@@ -53,6 +53,7 @@ fn logits_are_those_of_llama_cpp() {
             id: 1,
             prompt: golden.tokens.clone(),
             sampling: Sampling::GREEDY,
+            logprobs: None,
             max_tokens: 1,
             stop: Vec::new(),
             ignore_eos: true,

@@ -58,7 +58,8 @@ fn check(file: &ModelFile, layers: std::ops::Range<u32>, context: u32, slots: u1
         let request = Arc::new(Request {
             id: slot.into(),
             prompt: prompt.clone(),
-            sampling: Sampling { temperature: 1.0, top_p: 0.9, top_k: 0, seed: 1 },
+            sampling: Sampling { temperature: 1.0, top_p: 0.9, seed: 1, ..Sampling::GREEDY },
+            logprobs: None,
             max_tokens: 1,
             stop: Vec::new(),
             ignore_eos: false,

@@ -22,6 +22,7 @@ pub mod rank;
 pub mod session;
 pub mod status;
 pub mod text;
+pub mod turns;
 
 #[cfg(test)]
 mod tests;

@@ -15,6 +15,7 @@ use shoal_scheduler::{Desired, Epoch, InstanceId, NodeId, Placement};
 
 use crate::channels::Channels;
 use crate::engine::status::{Failure, Phase, Status};
+use crate::engine::turns::Turns;
 
 mod head_door;
 mod shard;
@@ -40,6 +41,7 @@ pub(crate) struct Job {
     pub desired: Arc<Desired>,
     pub stage: usize,
     pub threads: usize,
+    pub turns: Arc<Turns>,
 }
 
 struct Shard {
@@ -55,13 +57,15 @@ pub struct Worker {
     threads: usize,
     channels: Channels,
     files: Arc<dyn Files>,
+    /// Of the one device that computes here.
+    turns: Arc<Turns>,
     shards: Arc<Mutex<HashMap<InstanceId, Shard>>>,
 }
 
 impl Worker {
     /// A node without shards. `threads` compute, for each of them in turn.
     pub fn new(me: NodeId, threads: usize, channels: Channels, files: Arc<dyn Files>) -> Self {
-        Worker { me, threads, channels, files, shards: Arc::default() }
+        Worker { me, threads, channels, files, turns: Arc::default(), shards: Arc::default() }
     }
 
     /// Makes what runs here equal to the placements. Waits for threads that end.
@@ -97,6 +101,7 @@ impl Worker {
                 desired: Arc::new(desired.clone()),
                 stage,
                 threads: self.threads,
+                turns: self.turns.clone(),
             };
             let shard = self.start(job);
             self.lock().insert(id.clone(), shard);

@@ -35,6 +35,21 @@ pub struct ChatRequest {
     pub top_p: Option<f32>,
     /// 0 is off; none: the model's own default, else off.
     pub top_k: Option<u32>,
+    /// Keeps the tokens at least so probable beside the likeliest; 0 to 1; none: off.
+    pub min_p: Option<f32>,
+    /// Locally typical sampling; 0 to 1, 1 is off; none: off.
+    pub typical_p: Option<f32>,
+    /// 0.01 to 10, 1 is off; none: off.
+    pub repetition_penalty: Option<f32>,
+    /// -2 to 2, 0 is off.
+    pub presence_penalty: f32,
+    /// -2 to 2, 0 is off.
+    pub frequency_penalty: f32,
+    /// Added to the logits of these tokens, each named once; -100 to 100; at most [`crate::MAX_LOGIT_BIASES`].
+    pub logit_bias: Vec<(u32, f32)>,
+    /// With each token its probability and those of so many of the likeliest, up to [`crate::MAX_TOP_LOGPROBS`]; none:
+    /// without.
+    pub logprobs: Option<u8>,
     /// Makes sampling repeatable; none: a random one.
     pub seed: Option<u64>,
     /// Texts that end the answer; none is empty, at most [`crate::MAX_STOP_STRINGS`].
@@ -43,6 +58,10 @@ pub struct ChatRequest {
     pub ignore_eos: bool,
     /// Answer with a [`Trace`].
     pub trace: bool,
+    /// Tokens may be guessed ahead where that is faster. It changes no answer.
+    pub speculate: bool,
+    /// What other requests computed of the same beginning may be used, and this one's by others. It changes no answer.
+    pub reuse: bool,
 }
 
 /// One message of a conversation.
@@ -90,20 +109,53 @@ pub enum TokenEvent {
         text: String,
         /// The token.
         id: u32,
+        /// How probable it was, if the request asked for that; not of a token that ends the turn.
+        logprobs: Option<TokenLogprobs>,
     },
     /// The answer is whole.
     Done {
         /// Why it ended.
         finish_reason: FinishReason,
-        /// Tokens of the prompt.
-        prompt_tokens: u32,
-        /// Tokens generated.
-        completion_tokens: u32,
+        /// What it took.
+        counts: TokenCounts,
         /// Present if the request asked for it.
         trace: Option<Trace>,
     },
     /// The answer ends here, not whole.
     Failed(GenerateError),
+}
+
+/// How probable a token was, before anything of the request changed the probabilities.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprobs {
+    /// The token that was chosen.
+    pub chosen: Candidate,
+    /// The likeliest, in falling order.
+    pub top: Vec<Candidate>,
+}
+
+/// A token that was chosen or could have been.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// Its bytes; they need not be whole characters.
+    pub bytes: Vec<u8>,
+    /// The natural logarithm of its probability.
+    pub logprob: f32,
+}
+
+/// What an answer took, in tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenCounts {
+    /// Of the prompt.
+    pub prompt: u32,
+    /// Of the prompt, those that had been computed before and were used again.
+    pub cached: u32,
+    /// Generated.
+    pub completion: u32,
+    /// Guessed ahead.
+    pub drafted: u32,
+    /// Guessed right.
+    pub accepted: u32,
 }
 
 /// Why an answer ended.
@@ -162,12 +214,14 @@ pub enum GenerateError {
     },
     /// The prompt does not fit the context.
     #[error(
-        "the prompt has {prompt_tokens} tokens and the context holds {context}: shorten the messages, or serve \
-         the model with a longer context (`shoal serve --context N`)"
+        "the prompt has {}{prompt_tokens} tokens and the context holds {context}: shorten the messages, or serve \
+         the model with a longer context (`shoal serve --context N`)", if *.at_least { "at least " } else { "" }
     )]
     ContextLengthExceeded {
         /// Tokens of the prompt.
         prompt_tokens: u32,
+        /// Whether it has more: one far too long is not counted to its end.
+        at_least: bool,
         /// Tokens of context per slot.
         context: u32,
     },

@@ -52,10 +52,12 @@ mod view;
 
 pub use body::MAX_BODY_BYTES;
 pub use generate::{
-    ChatMessage, ChatRequest, FinishReason, Generate, GenerateError, Generation, ServedModel, TokenEvent,
-    Trace,
+    Candidate, ChatMessage, ChatRequest, FinishReason, Generate, GenerateError, Generation, ServedModel,
+    TokenCounts, TokenEvent, TokenLogprobs, Trace,
 };
-pub use openai::{KEEP_ALIVE, MAX_STOP_BYTES, MAX_STOP_STRINGS};
+pub use openai::{
+    KEEP_ALIVE, MAX_CHOICES, MAX_LOGIT_BIASES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS,
+};
 pub use router::{Options, router};
 pub use server::{MAX_CONNECTIONS, serve};
 pub use view::SwarmView;

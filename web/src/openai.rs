@@ -4,10 +4,13 @@
 //! of answers in [`answer`], the order of events in [`stream`].
 
 mod answer;
+mod choices;
 mod error;
 mod fields;
+mod logprobs;
 mod models;
 mod request;
+mod sampling;
 mod stream;
 
 use axum::Extension;
@@ -17,7 +20,8 @@ use serde_json::Value;
 
 pub(crate) use error::OpenAiError;
 pub(crate) use models::{model, models};
-pub use request::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
+pub use request::{MAX_CHOICES, MAX_STOP_BYTES, MAX_STOP_STRINGS};
+pub use sampling::{MAX_LOGIT_BIASES, MAX_TOP_LOGPROBS};
 pub use stream::KEEP_ALIVE;
 
 use crate::api::Timestamp;
@@ -32,17 +36,17 @@ pub(crate) async fn chat(
     Extension(id): Extension<RequestId>,
     Json(body): Json<Value>,
 ) -> Result<Response, OpenAiError> {
-    let request::Parsed { request, stream, include_usage } = request::parse(id, body)?;
+    let request::Parsed { request, choices, stream, include_usage } = request::parse(id, body)?;
     let envelope = Envelope {
         id: format!("chatcmpl-{}", id.hex()),
         created: Timestamp::now().unix_s(),
         model: request.model.clone(),
     };
-    let generation = shared.generate.generate(request).await?;
-    tracing::debug!(request = %id.hex(), instance = %generation.instance, "admitted");
+    let choices = choices::Choices::begin(shared.generate.as_ref(), request, choices).await?;
+    tracing::debug!(request = %id.hex(), instance = choices.instance(), "admitted");
     if stream {
-        Ok(stream::respond(generation, envelope, include_usage))
+        Ok(stream::respond(choices, envelope, include_usage))
     } else {
-        Ok(axum::Json(answer::whole(generation, envelope).await?).into_response())
+        Ok(axum::Json(answer::whole(choices, envelope).await?).into_response())
     }
 }

@@ -1,7 +1,9 @@
 //! Shards of a made-up model, and of the real one where it is at hand.
 
 mod bits;
+mod faults;
 mod pipeline;
 mod real;
 mod reference;
+mod reuse;
 mod rules;

@@ -44,6 +44,7 @@ pub fn logits_of(
         stop: Vec::new(),
         ignore_eos: true,
         trace: false,
+        logprobs: None,
     };
     let mut ops = vec![Op::Admit { slot: 0, request: request.into() }];
     let mut pos = 0;

@@ -1,7 +1,7 @@
 //! What a model takes in memory, from the model crate's words to the scheduler's, with what the node adds.
 
 use shoal_model::footprint::Footprint as Model;
-use shoal_model::step::MAX_RUN_TOKENS;
+use shoal_model::step::{MAX_DRAFT, MAX_RUN_TOKENS};
 use shoal_scheduler::Footprint;
 use shoal_transport::ring_bytes;
 
@@ -27,7 +27,7 @@ pub fn footprint(model: &Model) -> Footprint {
         scratch_base_bytes: model.scratch_base_bytes
             + step
             + session * QUEUE_LIMIT as u64
-            + row * MAX_RUN_TOKENS as u64,
+            + row * (MAX_RUN_TOKENS + MAX_DRAFT) as u64,
         scratch_bytes_per_slot: model.scratch_bytes_per_slot + session + row,
         scratch_bytes_per_context: model.scratch_bytes_per_context,
         max_context: model.max_context,

@@ -10,14 +10,16 @@ use shoal_scheduler::{InstanceId, NodeId, Placement};
 use shoal_transport::{Channel, Wait};
 use shoal_web::api::{InstanceState, Timestamp};
 use shoal_web::{
-    ChatRequest, FinishReason, Generate, GenerateError, Generation, ServedModel, TokenEvent, Trace,
+    Candidate, ChatRequest, FinishReason, Generate, GenerateError, Generation, ServedModel, TokenCounts,
+    TokenEvent, TokenLogprobs, Trace,
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::directory::{Directory, InstanceNow};
 use crate::channels::{Channels, Use};
-use crate::engine::session::{Ask, AskMessage, Event, Failure, Finish, MAX_ASK_BYTES, SESSION_EVENTS};
+use crate::engine::batch::READER_DEADLINE;
+use crate::engine::session::{self, Ask, AskMessage, Event, Failure, Finish, MAX_ASK_BYTES, SESSION_EVENTS};
 use crate::swarm::Gone;
 use crate::wire;
 use crate::worker::{Submitted, Worker, target_of};
@@ -35,6 +37,9 @@ const LOOK: Duration = Duration::from_millis(500);
 /// How long the head of a running answer may be gone from the swarm before the answer is given up. A head that stands
 /// still (a machine that sleeps) closes no connection, so its channel alone would never say so.
 const HEAD_GONE: Duration = Duration::from_secs(2);
+/// How long a client may take nothing before this node drops its answer. The head gives it up before
+/// ([`READER_DEADLINE`]); this is for whoever still waits in between.
+const CLIENT_DEADLINE: Duration = READER_DEADLINE.saturating_add(Duration::from_secs(10));
 /// When to ask again after the instance lost a node: placing and loading take about so long.
 const RETRY_AFTER_S: u32 = 2;
 
@@ -146,11 +151,26 @@ fn ask(request: ChatRequest) -> Ask {
         temperature: request.temperature,
         top_p: request.top_p,
         top_k: request.top_k,
+        min_p: request.min_p,
+        typical_p: request.typical_p,
+        repetition_penalty: request.repetition_penalty,
+        presence_penalty: request.presence_penalty,
+        frequency_penalty: request.frequency_penalty,
+        logit_bias: request.logit_bias,
+        logprobs: request.logprobs,
         seed: request.seed,
         stop: request.stop,
         ignore_eos: request.ignore_eos,
         trace: request.trace,
+        speculate: request.speculate,
+        reuse: request.reuse,
     }
+}
+
+fn logprobs(token: session::TokenLogprobs) -> TokenLogprobs {
+    let candidate =
+        |candidate: session::Candidate| Candidate { bytes: candidate.bytes, logprob: candidate.logprob };
+    TokenLogprobs { chosen: candidate(token.chosen), top: token.top.into_iter().map(candidate).collect() }
 }
 
 /// One request, from waiting for its instance to its last event.
@@ -189,13 +209,21 @@ impl Conversation {
             match event {
                 Event::Queued { position } => self.tell(TokenEvent::Queued { position }).await,
                 Event::Started { prompt_tokens } => self.tell(TokenEvent::Started { prompt_tokens }).await,
-                Event::Token { id, text } => {
+                Event::Token { id, text, logprobs: token } => {
                     if self.trace {
                         tokens.push(id);
                     }
-                    self.tell(TokenEvent::Token { text, id }).await;
+                    self.tell(TokenEvent::Token { text, id, logprobs: token.map(logprobs) }).await;
                 }
-                Event::Done { finish, prompt_tokens, completion_tokens, logits_sha256 } => {
+                Event::Done {
+                    finish,
+                    prompt_tokens,
+                    cached_tokens,
+                    completion_tokens,
+                    drafted_tokens,
+                    accepted_tokens,
+                    logits_sha256,
+                } => {
                     let finish_reason = match finish {
                         Finish::Stop => FinishReason::Stop,
                         Finish::Length => FinishReason::Length,
@@ -205,8 +233,14 @@ impl Conversation {
                         logits_sha256: logits_sha256
                             .map_or_else(String::new, |digest| HEXLOWER.encode(&digest)),
                     });
-                    let done = TokenEvent::Done { finish_reason, prompt_tokens, completion_tokens, trace };
-                    return self.tell(done).await;
+                    let counts = TokenCounts {
+                        prompt: prompt_tokens,
+                        cached: cached_tokens,
+                        completion: completion_tokens,
+                        drafted: drafted_tokens,
+                        accepted: accepted_tokens,
+                    };
+                    return self.tell(TokenEvent::Done { finish_reason, counts, trace }).await;
                 }
                 Event::Failed(failure) => return self.fail(self.reason(failure)).await,
             }
@@ -298,11 +332,13 @@ impl Conversation {
 
     fn reason(&self, failure: Failure) -> GenerateError {
         match failure {
-            Failure::ContextLength { prompt_tokens, context } => {
-                GenerateError::ContextLengthExceeded { prompt_tokens, context }
+            Failure::ContextLength { prompt_tokens, at_least, context } => {
+                GenerateError::ContextLengthExceeded { prompt_tokens, at_least, context }
             }
             Failure::QueueFull => GenerateError::QueueFull { retry_after_s: RETRY_AFTER_S },
             Failure::Invalid(text) => GenerateError::Invalid { param: Some("messages".into()), text },
+            Failure::Field { name, text } => GenerateError::Invalid { param: Some(name), text },
+            Failure::Computation(text) | Failure::Unread(text) => GenerateError::Internal { text },
             Failure::InstanceEnded(text) => GenerateError::NodeLost {
                 text: format!("{}: {text}", self.instance),
                 retry_after_s: RETRY_AFTER_S,
@@ -315,8 +351,13 @@ impl Conversation {
         if let Some(admit) = self.admit.take() {
             let _ = admit.send(Ok(()));
         }
-        // A client that went away is noticed by `closed`.
-        let _ = self.events.send(event).await;
+        // A client that went away is noticed by `closed`, one that does not read is treated as if it had gone.
+        let sent = tokio::time::timeout(CLIENT_DEADLINE, self.events.send(event)).await;
+        if sent.is_err() {
+            tracing::info!(instance = %self.instance, "a client read nothing for {CLIENT_DEADLINE:?}; its answer is dropped");
+            let (nobody, _) = mpsc::channel(1);
+            self.events = nobody;
+        }
     }
 
     /// Refuses the request, or ends it if it was admitted.
@@ -326,7 +367,9 @@ impl Conversation {
                 let _ = admit.send(Err(error));
             }
             None => {
-                let _ = self.events.send(TokenEvent::Failed(error)).await;
+                let sending = self.events.send(TokenEvent::Failed(error));
+                // Nobody is left to be told if it fails.
+                let _ = tokio::time::timeout(CLIENT_DEADLINE, sending).await;
             }
         }
     }

@@ -1,16 +1,33 @@
 //! What the head decides: who waits, who has a slot, what each step does, when an answer ends.
 //!
-//! Pure state: no tensors, sockets, clock or threads, so that it is tested step by step.
+//! Pure state: no tensors, sockets or threads, and a clock only as it is told, so that it is tested step by step.
+//!
+//! Each part of a decision has a file: [`places`] which sequences are in the slots and whose beginning is used again,
+//! [`pace`] how much of the prompts and how many guesses a step takes, [`draft`] what is guessed, [`delivery`] how a
+//! reader keeps up, [`active`] one request from its slot to its end.
+
+mod active;
+mod delivery;
+mod draft;
+mod pace;
+mod places;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use shoal_model::step::{MAX_DRAFT, Op, Request, Sampled, Step, Want};
 use tokio::sync::OwnedSemaphorePermit;
-
-use shoal_model::step::{MAX_RUN_TOKENS, Op, Request, Sampled, Step, Want};
 
 use super::session::{Event, Failure, Finish, Outlet};
 use super::text::Text;
+use active::{Active, Closing, Follow};
+pub use delivery::READER_DEADLINE;
+use delivery::Reader;
+use pace::{Pace, Shape};
+use places::{LEAST_SHARED, Places};
 
 /// Requests that may wait for a slot; more are answered that the queue is full. Whoever makes a [`Pending`] holds to it:
 /// a request keeps its place from before it is tokenized to its end.
@@ -26,38 +43,43 @@ pub struct Pending {
     pub outlet: Box<dyn Outlet>,
     /// One of the places that an instance has for requests: its slots and its queue.
     pub place: OwnedSemaphorePermit,
-}
-
-/// A request in a slot.
-struct Active {
-    pending: Pending,
-    /// Positions run so far.
-    len: u32,
-    /// The token sampled last, not yet run.
-    next: Option<u32>,
-    generated: u32,
-    /// Order of admission: the oldest prompt is run first.
-    admitted: u64,
+    /// Whether what other requests left is used, and this one leaves something.
+    pub reuse: bool,
+    /// Whether tokens may be guessed ahead.
+    pub speculate: bool,
 }
 
 /// The queue and the slots of one instance, and its count of steps.
 pub struct Batch {
-    slots: Vec<Option<Active>>,
+    places: Places,
     queue: VecDeque<Pending>,
-    /// Slots whose request ended; freed on all ranks by the next step.
-    ended: Vec<u16>,
+    closing: Vec<Closing>,
+    /// What the next step begins with: the ends of requests and of guesses.
+    ops: Vec<Op>,
+    pace: Pace,
+    /// Of the step under way.
+    shape: Shape,
+    slots: u16,
     context: u32,
     steps: u64,
     admitted: u64,
 }
 
 impl Batch {
-    /// An instance of `slots` slots of `context` tokens each.
+    /// An instance that answers `slots` requests of `context` tokens each at a time.
     pub fn new(slots: u16, context: u32) -> Self {
+        Batch::with_places(slots, context, Places::new(slots, context))
+    }
+
+    fn with_places(slots: u16, context: u32, places: Places) -> Self {
         Batch {
-            slots: (0..slots).map(|_| None).collect(),
+            places,
             queue: VecDeque::new(),
-            ended: Vec::new(),
+            closing: Vec::new(),
+            ops: Vec::new(),
+            pace: Pace::new(slots),
+            shape: Shape::default(),
+            slots,
             context,
             steps: 0,
             admitted: 0,
@@ -66,7 +88,7 @@ impl Batch {
 
     /// Queues a request.
     pub fn submit(&mut self, mut pending: Pending) {
-        let free = self.slots.iter().filter(|slot| slot.is_none()).count();
+        let free = usize::from(self.slots).saturating_sub(self.places.active().count());
         if self.queue.len() >= free {
             let position = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
             if !pending.outlet.put(Event::Queued { position }) {
@@ -78,14 +100,20 @@ impl Batch {
 
     /// The next step, or none when there is nothing to do now.
     ///
-    /// Every slot that decodes and whose reader keeps up takes part; beside them one prompt, the oldest, is run by
-    /// at most [`MAX_RUN_TOKENS`] tokens.
-    pub fn plan(&mut self) -> Option<Step> {
-        self.sweep();
-        let mut ops: Vec<Op> = self.ended.drain(..).map(|slot| Op::Free { slot }).collect();
-        self.admit(&mut ops);
-        self.decode(&mut ops);
-        self.prefill(&mut ops);
+    /// Every request that decodes and whose reader keeps up takes part, with guesses where they pay; beside them as much
+    /// of the prompts as holds them up by no more than a step of theirs.
+    pub fn plan(&mut self, now: Instant) -> Option<Step> {
+        let ready = self.sweep(now);
+        self.admit(now);
+        self.follow();
+        let mut runs = Vec::new();
+        self.shape = Shape::default();
+        let prompts = self.prompts(ready.len());
+        let decoding = self.decode(&ready, prompts.is_empty(), &mut runs);
+        self.shape.decode = decoding;
+        self.prefill(&prompts, &mut runs);
+        let mut ops = std::mem::take(&mut self.ops);
+        ops.append(&mut runs);
         if ops.is_empty() {
             return None;
         }
@@ -93,312 +121,248 @@ impl Batch {
         Some(Step { number: self.steps, ops })
     }
 
-    /// Takes what the last rank sampled in a step.
-    pub fn sampled(&mut self, samples: &[Sampled]) {
-        for sample in samples {
-            let at = usize::from(sample.slot);
-            let Some(active) = self.slots.get_mut(at).and_then(Option::as_mut) else { continue };
-            if active.take(sample, self.context) {
-                self.slots[at] = None;
-                self.ended.push(sample.slot);
-            }
+    /// Takes what the last rank sampled in the step planned last, and how long that took.
+    pub fn sampled(&mut self, samples: Vec<Sampled>, took: Duration) {
+        if self.shape != Shape::default() {
+            self.pace.measured(self.shape, took);
+        }
+        let mut samples = VecDeque::from(samples);
+        while let Some(first) = samples.front() {
+            let slot = first.slot;
+            let run = samples.iter().take_while(|sample| sample.slot == slot).count();
+            self.take(slot, samples.drain(..run).collect());
         }
     }
 
     /// Ends every request with the same failure.
-    pub fn fail(&mut self, failure: &Failure) {
-        for active in self.slots.iter_mut().filter_map(Option::take) {
-            let mut outlet = active.pending.outlet;
-            outlet.put(Event::Failed(failure.clone()));
+    pub fn fail(&mut self, failure: &Failure, now: Instant) {
+        let active: Vec<u16> = self.places.active().map(|(slot, _)| slot).collect();
+        for slot in active {
+            if let Some(active) = self.places.end(slot, false, &mut self.ops) {
+                active.fail(failure.clone());
+            }
         }
         for mut pending in self.queue.drain(..) {
             pending.outlet.put(Event::Failed(failure.clone()));
         }
+        // Whole answers are handed over as far as their readers have room.
+        self.closing.retain_mut(|closing| closing.goes_on(now));
+        self.closing.clear();
+        self.ops.clear();
     }
 
     /// Requests in slots, requests waiting, positions in use.
     pub fn counts(&self) -> (u32, u32, u64) {
-        let active = self.slots.iter().flatten();
-        let used = active.clone().map(|active| u64::from(active.len)).sum();
-        (active.count() as u32, self.queue.len() as u32, used)
+        (self.places.active().count() as u32, self.queue.len() as u32, self.places.used_tokens())
     }
 
-    /// Whether some request is in a slot or waits.
+    /// Whether something is to be done soon though no step can be planned now.
     pub fn is_busy(&self) -> bool {
-        !self.queue.is_empty() || !self.ended.is_empty() || self.slots.iter().any(Option::is_some)
+        !self.queue.is_empty()
+            || !self.ops.is_empty()
+            || !self.closing.is_empty()
+            || self.places.active().next().is_some()
     }
 
-    /// Drops the requests whose reader went away.
-    fn sweep(&mut self) {
+    /// Hands over what readers have room for, and drops the requests whose reader went away. Returns the slots that have
+    /// a token to run and a reader that keeps up.
+    fn sweep(&mut self, now: Instant) -> Vec<u16> {
         self.queue.retain_mut(|pending| !pending.outlet.cancelled());
-        for (at, slot) in self.slots.iter_mut().enumerate() {
-            if slot.as_mut().is_some_and(|active| active.pending.outlet.cancelled()) {
-                *slot = None;
-                self.ended.push(at as u16);
+        self.closing.retain_mut(|closing| closing.goes_on(now));
+        let mut ready = Vec::new();
+        let mut gone = Vec::new();
+        for (slot, active) in self.places.active_mut() {
+            match active.flush(now) {
+                Reader::Gone => gone.push(slot),
+                Reader::Ready if active.next.is_some() => ready.push(slot),
+                Reader::Ready | Reader::Behind => {}
+            }
+        }
+        for slot in gone {
+            self.places.end(slot, true, &mut self.ops);
+        }
+        ready
+    }
+
+    fn admit(&mut self, now: Instant) {
+        while self.places.active().count() < usize::from(self.slots) {
+            let Some(pending) = self.queue.pop_front() else { return };
+            self.admitted += 1;
+            let mut active = Active::new(pending, self.admitted);
+            active.started(now);
+            let prompt = active.request.prompt.clone();
+            let mut found = None;
+            if active.reuse {
+                found = self.places.longest(&prompt);
+                let here = found.map_or(0, |found| found.len);
+                active.follow = self
+                    .places
+                    .coming(&prompt)
+                    .filter(|(coming, _)| coming.len >= here + LEAST_SHARED)
+                    .map(|(coming, admitted)| Follow { slot: coming.slot, admitted, len: coming.len });
+                // It gets its beginning when all of it is there.
+                found = found.filter(|_| active.follow.is_none());
+            }
+            if let Err(active) = self.places.admit(active, found, &mut self.ops) {
+                active.fail(Failure::InstanceEnded("no slot is left though one should be; ask again".into()));
             }
         }
     }
 
-    fn admit(&mut self, ops: &mut Vec<Op>) {
-        for (at, slot) in self.slots.iter_mut().enumerate() {
-            if slot.is_some() {
+    /// Gives those that wait for another's prompt their beginning once it is there, or once the other is gone.
+    fn follow(&mut self) {
+        let waiting = self.places.active().filter_map(|(slot, active)| Some((slot, active.follow?)));
+        let waiting: Vec<(u16, Follow)> = waiting.collect();
+        for (slot, follow) in waiting {
+            let comes = self
+                .places
+                .get(follow.slot)
+                .is_some_and(|other| other.admitted == follow.admitted && other.tokens.len() < follow.len);
+            if comes {
                 continue;
             }
-            let Some(mut pending) = self.queue.pop_front() else { return };
-            let prompt_tokens = pending.request.prompt.len() as u32;
-            pending.outlet.put(Event::Started { prompt_tokens });
-            ops.push(Op::Admit { slot: at as u16, request: pending.request.clone() });
-            self.admitted += 1;
-            *slot = Some(Active { pending, len: 0, next: None, generated: 0, admitted: self.admitted });
-        }
-    }
-
-    fn decode(&mut self, ops: &mut Vec<Op>) {
-        for (at, slot) in self.slots.iter_mut().enumerate() {
-            let Some(active) = slot else { continue };
-            let Some(token) = active.next else { continue };
-            if active.pending.outlet.ready() {
-                ops.push(Op::Run {
-                    slot: at as u16,
-                    pos: active.len,
-                    tokens: vec![token],
-                    want: Want::Sample,
-                });
-                active.next = None;
-                active.len += 1;
+            let Some(active) = self.places.get(slot) else { continue };
+            active.follow = None;
+            let prompt = active.request.prompt.clone();
+            if let Some(found) = self.places.longest(&prompt) {
+                self.places.share(slot, found, &mut self.ops);
             }
         }
     }
 
-    fn prefill(&mut self, ops: &mut Vec<Op>) {
-        let oldest = self
-            .slots
-            .iter_mut()
-            .enumerate()
-            .filter_map(|(at, slot)| slot.as_mut().map(|active| (at, active)))
-            .filter(|(_, active)| (active.len as usize) < active.pending.request.prompt.len())
-            .min_by_key(|(_, active)| active.admitted);
-        let Some((at, active)) = oldest else { return };
-        let prompt = &active.pending.request.prompt;
-        let from = active.len as usize;
-        let to = prompt.len().min(from + MAX_RUN_TOKENS);
-        let want = if to == prompt.len() { Want::Sample } else { Want::Nothing };
-        ops.push(Op::Run { slot: at as u16, pos: active.len, tokens: prompt[from..to].to_vec(), want });
-        active.len = to as u32;
+    /// Runs the tokens sampled last, with guesses after them. Returns their rows.
+    fn decode(&mut self, ready: &[u16], guess: bool, runs: &mut Vec<Op>) -> usize {
+        let mut rows = ready.len();
+        let mut tokens = ready.len() as f64;
+        let mut left = MAX_DRAFT;
+        for &slot in ready {
+            let context = self.context as usize;
+            let Some(active) = self.places.get(slot) else { continue };
+            let Some(next) = active.next else { continue };
+            let mut run = vec![next];
+            if guess {
+                // The last token of an answer needs no run, and a guess no more than one position each.
+                let room = context.saturating_sub(active.tokens.len() + 1);
+                let most = left.min(room).min(active.tokens_left().saturating_sub(1));
+                let drafts = drafts(active, &self.pace, rows, tokens, most);
+                let belief = active.draft.as_ref().map_or(0.0, |draft| draft.belief());
+                tokens += (1..=drafts.len()).map(|nth| belief.powi(nth as i32)).sum::<f64>();
+                rows += drafts.len();
+                left -= drafts.len();
+                run.extend(drafts);
+            }
+            let pos = active.tokens.len();
+            let drafted = run.len() - 1;
+            if !self.places.grow(slot, pos + run.len(), &mut self.ops) {
+                self.exhausted(slot);
+                continue;
+            }
+            let Some(active) = self.places.get(slot) else { continue };
+            active.next = None;
+            active.drafted = drafted;
+            active.tokens.extend_from_slice(&run);
+            let want = if drafted == 0 { Want::Sample } else { Want::Verify { drafted: drafted as u8 } };
+            runs.push(Op::Run { slot, pos: pos as u32, tokens: run, want });
+        }
+        rows
     }
-}
 
-impl Active {
-    /// Takes a sampled token; whether the request is over.
-    fn take(&mut self, sample: &Sampled, context: u32) -> bool {
-        let Pending { request, text, outlet, .. } = &mut self.pending;
-        self.generated += 1;
-        let ends = !request.ignore_eos && text.is_end(sample.token);
-        // An end token has no text; what was held back comes out with it.
-        let (mut piece, stopped) = if ends { (String::new(), false) } else { text.push(sample.token) };
-        let finish = if ends || stopped {
-            Some(Finish::Stop)
-        } else if self.generated >= request.max_tokens || self.len >= context {
-            Some(Finish::Length)
-        } else {
-            None
+    /// The prompts that are to be run, the oldest first, with the tokens of each that go into this step.
+    fn prompts(&self, decoding: usize) -> Vec<(u16, usize)> {
+        let of = |(slot, active): (u16, &Active)| {
+            let left = active.prompt_left();
+            (left > 0 && active.follow.is_none()).then_some((active.admitted, slot, left))
         };
-        if finish.is_some() && !stopped {
-            piece.push_str(&text.finish());
+        let mut open: Vec<(u64, u16, usize)> = self.places.active().filter_map(of).collect();
+        if open.is_empty() {
+            return Vec::new();
         }
-        if !outlet.put(Event::Token { id: sample.token, text: piece }) {
-            return true;
-        }
-        let Some(finish) = finish else {
-            self.next = Some(sample.token);
-            return false;
-        };
-        outlet.put(Event::Done {
-            finish,
-            prompt_tokens: request.prompt.len() as u32,
-            completion_tokens: self.generated,
-            logits_sha256: sample.logits_sha256,
-        });
-        true
+        open.sort_unstable();
+        let left: Vec<usize> = open.iter().map(|(_, _, left)| *left).collect();
+        let shared = pace::share(self.pace.prompt_rows(decoding), &left);
+        open.iter()
+            .zip(shared)
+            .filter(|(_, rows)| *rows > 0)
+            .map(|((_, slot, _), rows)| (*slot, rows))
+            .collect()
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use shoal_model::sampling::Sampling;
-    use tokio::sync::Semaphore;
-
-    use super::*;
-
-    /// Text of a token is its number; token 0 ends.
-    struct Numbers;
-
-    impl Text for Numbers {
-        fn push(&mut self, token: u32) -> (String, bool) {
-            (format!("{token} "), token == 99)
-        }
-        fn finish(&mut self) -> String {
-            String::new()
-        }
-        fn is_end(&self, token: u32) -> bool {
-            token == 0
+    fn prefill(&mut self, prompts: &[(u16, usize)], runs: &mut Vec<Op>) {
+        for &(slot, rows) in prompts {
+            let Some(active) = self.places.get(slot) else { continue };
+            let pos = active.tokens.len();
+            let end = active.request.prompt.len().min(pos + rows);
+            if !self.places.grow(slot, end, &mut self.ops) {
+                self.exhausted(slot);
+                continue;
+            }
+            let Some(active) = self.places.get(slot) else { continue };
+            let request = active.request.clone();
+            let tokens = request.prompt[pos..end].to_vec();
+            active.tokens.extend_from_slice(&tokens);
+            self.shape.prompt += tokens.len();
+            let want = if end == request.prompt.len() { Want::Sample } else { Want::Nothing };
+            runs.push(Op::Run { slot, pos: pos as u32, tokens, want });
         }
     }
 
-    #[derive(Default, Clone)]
-    struct Log(Arc<Mutex<(Vec<Event>, bool, bool)>>); // events, cancelled, blocked
-
-    impl Outlet for Log {
-        fn ready(&mut self) -> bool {
-            !self.0.lock().unwrap().2
+    /// Ends a request for which the cache has no room: what there is of its answer stays one.
+    fn exhausted(&mut self, slot: u16) {
+        let Some(mut active) = self.places.end(slot, false, &mut self.ops) else { return };
+        if active.prompt_left() > 0 {
+            let text = "the KV cache has no room left for the prompt; ask again when others have ended";
+            return active.fail(Failure::Computation(text.into()));
         }
-        fn put(&mut self, event: Event) -> bool {
-            self.0.lock().unwrap().0.push(event);
-            true
-        }
-        fn cancelled(&mut self) -> bool {
-            self.0.lock().unwrap().1
-        }
+        active.done(Finish::Length, None);
+        self.closing.push(active.close());
     }
 
-    impl Log {
-        fn events(&self) -> Vec<Event> {
-            self.0.lock().unwrap().0.clone()
+    /// Takes what came of one run.
+    fn take(&mut self, slot: u16, samples: Vec<Sampled>) {
+        let Some(active) = self.places.get(slot) else { return };
+        let drafted = std::mem::take(&mut active.drafted);
+        // One token came after the one that was run in any case, and one after each right guess.
+        let right = samples.len().saturating_sub(1).min(drafted);
+        let len = active.tokens.len() - drafted + right;
+        let at_prompt = active.tokens.len() == active.request.prompt.len();
+        if !at_prompt {
+            active.verified(drafted, right);
         }
-    }
-
-    fn pending(prompt: usize, max_tokens: u32) -> (Pending, Log) {
-        let log = Log::default();
-        let request = Arc::new(Request {
-            id: 1,
-            prompt: vec![7; prompt],
-            sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0 },
-            max_tokens,
-            stop: vec![],
-            ignore_eos: false,
-            trace: false,
-        });
-        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        (Pending { request, text: Box::new(Numbers), outlet: Box::new(log.clone()), place }, log)
-    }
-
-    /// Answers every wanted sample of a step with `token`.
-    fn answer(batch: &mut Batch, step: &Step, token: u32) {
-        let samples: Vec<Sampled> = step
-            .ops
-            .iter()
-            .filter_map(|op| match op {
-                Op::Run { slot, want: Want::Sample, .. } => {
-                    Some(Sampled { step: step.number, slot: *slot, token, logits_sha256: None })
+        if right < drafted {
+            self.places.truncate(slot, len, &mut self.ops);
+        }
+        let first = len - right;
+        for (len, sample) in (first..).zip(samples) {
+            let Some(active) = self.places.get(slot) else { return };
+            match sample.outcome {
+                Ok(token) => {
+                    if active.take(token, len, self.context) {
+                        let ended = self.places.end(slot, true, &mut self.ops);
+                        self.closing.extend(ended.map(Active::close));
+                        return;
+                    }
                 }
-                _ => None,
-            })
-            .collect();
-        batch.sampled(&samples);
-    }
-
-    fn runs(step: &Step) -> Vec<(u16, u32, usize)> {
-        let run = |op: &Op| match op {
-            Op::Run { slot, pos, tokens, .. } => Some((*slot, *pos, tokens.len())),
-            _ => None,
-        };
-        step.ops.iter().filter_map(run).collect()
-    }
-
-    #[test]
-    fn a_long_prompt_goes_in_chunks_while_others_decode_in_every_step() {
-        let mut batch = Batch::new(2, 1000);
-        let (short, _) = pending(3, 100);
-        batch.submit(short);
-        let step = batch.plan().unwrap();
-        assert_eq!(runs(&step), [(0, 0, 3)]);
-        answer(&mut batch, &step, 5);
-        let (long, _) = pending(300, 100);
-        batch.submit(long);
-        for (n, chunk) in [(0u32, 128), (1, 128), (2, 44)] {
-            let step = batch.plan().unwrap();
-            assert_eq!(runs(&step), [(0, 3 + n, 1), (1, 128 * n, chunk)]);
-            answer(&mut batch, &step, 5);
-        }
-        assert_eq!(runs(&batch.plan().unwrap()), [(0, 6, 1), (1, 300, 1)]);
-    }
-
-    #[test]
-    fn an_answer_ends_by_end_token_stop_string_length_and_context() {
-        for (context, max_tokens, tokens, finish, count) in [
-            (100, 50, vec![5, 6, 0], Finish::Stop, 3),
-            (100, 50, vec![5, 99], Finish::Stop, 2),
-            (100, 2, vec![5, 6], Finish::Length, 2),
-            (5, 50, vec![5, 6, 8], Finish::Length, 3),
-        ] {
-            let mut batch = Batch::new(1, context);
-            let (request, log) = pending(3, max_tokens);
-            batch.submit(request);
-            for token in &tokens {
-                let step = batch.plan().unwrap();
-                answer(&mut batch, &step, *token);
+                Err(fault) => {
+                    if let Some(active) = self.places.end(slot, false, &mut self.ops) {
+                        active.fail(Failure::Computation(fault.to_string()));
+                    }
+                    return;
+                }
             }
-            let events = log.events();
-            let Some(Event::Done { finish: seen, completion_tokens, .. }) = events.last() else {
-                panic!("not done: {events:?}")
-            };
-            assert_eq!((*seen, *completion_tokens), (finish, count));
-            assert_eq!(batch.plan().unwrap().ops, [Op::Free { slot: 0 }]);
-            assert!(batch.plan().is_none() && !batch.is_busy());
         }
     }
+}
 
-    #[test]
-    fn a_cancelled_request_is_freed_by_the_next_step_and_its_slot_given_on() {
-        let mut batch = Batch::new(1, 100);
-        let (first, log) = pending(3, 50);
-        batch.submit(first);
-        let step = batch.plan().unwrap();
-        answer(&mut batch, &step, 5);
-        let (second, second_log) = pending(4, 50);
-        batch.submit(second);
-        assert_eq!(second_log.events(), [Event::Queued { position: 0 }]);
-        log.0.lock().unwrap().1 = true;
-        let step = batch.plan().unwrap();
-        assert_eq!(step.ops[0], Op::Free { slot: 0 });
-        assert!(matches!(step.ops[1], Op::Admit { slot: 0, .. }));
-        assert_eq!(runs(&step), [(0, 0, 4)]);
+/// The tokens that are guessed to follow the next one of a request.
+fn drafts(active: &mut Active, pace: &Pace, rows: usize, tokens: f64, most: usize) -> Vec<u32> {
+    /// Guesses of a try that does not promise to pay.
+    const TRY: usize = 2;
+    let (Some(draft), Some(next)) = (&mut active.draft, active.next) else { return Vec::new() };
+    let mut guesses = draft.guess(&active.tokens, next, most);
+    if guesses.is_empty() {
+        return guesses;
     }
-
-    #[test]
-    fn a_reader_that_does_not_keep_up_pauses_its_own_slot_only() {
-        let mut batch = Batch::new(2, 100);
-        let (slow, slow_log) = pending(3, 50);
-        let (quick, _) = pending(3, 50);
-        batch.submit(slow);
-        batch.submit(quick);
-        for _ in 0..2 {
-            let step = batch.plan().unwrap();
-            answer(&mut batch, &step, 5);
-        }
-        slow_log.0.lock().unwrap().2 = true;
-        let step = batch.plan().unwrap();
-        assert_eq!(runs(&step).iter().map(|run| run.0).collect::<Vec<_>>(), [1]);
-        answer(&mut batch, &step, 5);
-        slow_log.0.lock().unwrap().2 = false;
-        assert_eq!(runs(&batch.plan().unwrap()).len(), 2);
-    }
-
-    #[test]
-    fn an_instance_that_ends_tells_every_request() {
-        let mut batch = Batch::new(1, 100);
-        let logs: Vec<Log> = (0..5)
-            .map(|_| {
-                let (request, log) = pending(3, 50);
-                batch.submit(request);
-                log
-            })
-            .collect();
-        batch.plan();
-        batch.fail(&Failure::InstanceEnded("gone".into()));
-        assert!(logs.iter().all(|log| log.events().last().is_some_and(Event::is_last)));
-        assert!(!batch.is_busy());
-    }
+    let pays = pace.drafts(rows, tokens, draft.belief(), guesses.len());
+    guesses.truncate(if pays == 0 && draft.is_due() { TRY } else { pays });
+    guesses
 }

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use shoal_model::step::Step;
 
 use super::batch::{Batch, Pending};
 use super::pipe::{Pipe, PipeError, StepDone, TICK};
-use super::rank::{Compute, broken_step};
+use super::rank::{Compute, ComputeError};
 use super::session;
 use super::status::{Failure, Status};
 
@@ -45,7 +45,7 @@ impl Head<'_> {
             Ok(()) => "the instance was stopped or moved; ask again".to_owned(),
             Err(failure) => format!("the instance lost a part of itself ({}); ask again", failure.text),
         };
-        self.batch.fail(&session::Failure::InstanceEnded(text.clone()));
+        self.batch.fail(&session::Failure::InstanceEnded(text.clone()), Instant::now());
         while let Ok(mut pending) = self.intake.try_recv() {
             pending.outlet.put(session::Event::Failed(session::Failure::InstanceEnded(text.clone())));
         }
@@ -59,7 +59,8 @@ impl Head<'_> {
             while let Ok(pending) = self.intake.try_recv() {
                 self.batch.submit(pending);
             }
-            let Some(step) = self.batch.plan() else {
+            let start = Instant::now();
+            let Some(step) = self.batch.plan(start) else {
                 self.idle()?;
                 continue;
             };
@@ -68,7 +69,7 @@ impl Head<'_> {
                 Err(Broken::Stopped) => return Ok(()),
                 Err(Broken::Failed(failure)) => return Err(failure),
             };
-            self.batch.sampled(&done.samples);
+            self.batch.sampled(done.samples, start.elapsed());
             self.status.steps_total.fetch_add(1, Ordering::Relaxed);
             self.count();
         }
@@ -77,7 +78,7 @@ impl Head<'_> {
 
     /// One step through all stages.
     fn step(&mut self, step: &Step, output: &mut Vec<f32>) -> Result<StepDone, Broken> {
-        let samples = self.compute.execute(step, &[], output).map_err(broken_step)?;
+        let samples = self.compute.execute(step, &[], output).map_err(Failure::from)?;
         let Some(pipes) = &mut self.pipes else {
             return Ok(StepDone { step: step.number, samples });
         };
@@ -85,7 +86,7 @@ impl Head<'_> {
         let done = pipes.last.recv_done(self.status)?;
         if done.step != step.number {
             let text = format!("the last stage answered step {} while step {} runs", done.step, step.number);
-            return Err(Broken::Failed(broken_step(text)));
+            return Err(Broken::Failed(ComputeError::Step(text).into()));
         }
         Ok(done)
     }

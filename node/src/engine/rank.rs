@@ -7,16 +7,36 @@ use super::pipe::{Pipe, PipeError, StepDone};
 use super::status::{Failure, Status};
 use std::sync::atomic::Ordering;
 
+/// Why a rank can't go on; its instance ends.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ComputeError {
+    /// The step could not be carried out.
+    #[error("{0}")]
+    Step(String),
+    /// A thread that computes panicked.
+    #[error("a computing thread panicked ({0}); this is a fault of Shoal, its log says where")]
+    Panic(String),
+}
+
 /// Carries out the layers of one rank.
 pub trait Compute: Send {
-    /// Rows of activations in, rows out (empty at the last rank), and what the last rank sampled. An error is the
-    /// text of what broke; the instance ends with it.
-    fn execute(&mut self, step: &Step, input: &[f32], output: &mut Vec<f32>) -> Result<Vec<Sampled>, String>;
+    /// Rows of activations in, rows out (empty at the last rank), and what the last rank sampled.
+    fn execute(
+        &mut self,
+        step: &Step,
+        input: &[f32],
+        output: &mut Vec<f32>,
+    ) -> Result<Vec<Sampled>, ComputeError>;
 }
 
 impl Compute for Shard {
-    fn execute(&mut self, step: &Step, input: &[f32], output: &mut Vec<f32>) -> Result<Vec<Sampled>, String> {
-        Shard::execute(self, step, input, output).map_err(|error| error.to_string())
+    fn execute(
+        &mut self,
+        step: &Step,
+        input: &[f32],
+        output: &mut Vec<f32>,
+    ) -> Result<Vec<Sampled>, ComputeError> {
+        Shard::execute(self, step, input, output).map_err(|error| ComputeError::Step(error.to_string()))
     }
 }
 
@@ -46,7 +66,7 @@ pub fn run(
             Err(PipeError::Stopped) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        let samples = compute.execute(&step, &input, &mut output).map_err(broken_step)?;
+        let samples = compute.execute(&step, &input, &mut output)?;
         let sent = if last {
             downstream.send_done(&StepDone { step: step.number, samples }, status)
         } else {
@@ -60,10 +80,16 @@ pub fn run(
     }
 }
 
-/// A step that could not be carried out. The plan or the shard is at fault, so the same placement may work again
-/// after it was loaded anew (a rank that restarted alone misses the steps before).
-pub(super) fn broken_step(text: String) -> Failure {
-    Failure { code: "step", text, passing: true }
+impl From<ComputeError> for Failure {
+    /// Of a step that could not be carried out the plan or the shard is at fault, so the same placement may work again
+    /// after it was loaded anew (a rank that restarted alone misses the steps before). What panics once panics again.
+    fn from(error: ComputeError) -> Self {
+        let (code, passing) = match error {
+            ComputeError::Step(_) => ("step", true),
+            ComputeError::Panic(_) => ("panic", false),
+        };
+        Failure { code, text: error.to_string(), passing }
+    }
 }
 
 impl From<PipeError> for Failure {

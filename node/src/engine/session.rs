@@ -13,6 +13,9 @@ use crate::wire;
 pub const SESSION_EVENTS: usize = 256;
 /// Size of a session channel's frames; one event fits one frame.
 pub const SESSION_FRAME_BYTES: u32 = 4096;
+/// The longest token that is named in logprobs, in bytes; of longer ones the beginning is. An event with the most of them
+/// fits a frame.
+pub const MAX_CANDIDATE_BYTES: usize = 96;
 /// The longest text that travels in a failure; longer ones are cut.
 const MAX_FAILURE_TEXT: usize = 1024;
 /// The largest encoded [`Ask`]: the codec's own limit and its headers. No context holds a longer conversation.
@@ -33,6 +36,20 @@ pub struct Ask {
     pub top_p: Option<f32>,
     /// None: no limit.
     pub top_k: Option<u32>,
+    /// None: off.
+    pub min_p: Option<f32>,
+    /// None: off.
+    pub typical_p: Option<f32>,
+    /// None: off.
+    pub repetition_penalty: Option<f32>,
+    /// 0 is off.
+    pub presence_penalty: f32,
+    /// 0 is off.
+    pub frequency_penalty: f32,
+    /// Added to the logits of these tokens.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// How many of the most likely tokens are named with each token; none: no probabilities.
+    pub logprobs: Option<u8>,
     /// None: random.
     pub seed: Option<u64>,
     /// Strings that end the answer.
@@ -41,6 +58,10 @@ pub struct Ask {
     pub ignore_eos: bool,
     /// Send digests of the logits.
     pub trace: bool,
+    /// Guess tokens ahead where that is faster; the answer is the same.
+    pub speculate: bool,
+    /// Use what is left of other requests that began alike, and leave this one for others; the answer is the same.
+    pub reuse: bool,
 }
 
 /// One message of a conversation.
@@ -71,6 +92,8 @@ pub enum Event {
         id: u32,
         /// The text that became certain with it; may be empty.
         text: String,
+        /// How probable it was, where that was asked for; not of the token that ends the turn.
+        logprobs: Option<TokenLogprobs>,
     },
     /// The answer is whole.
     Done {
@@ -78,8 +101,14 @@ pub enum Event {
         finish: Finish,
         /// Tokens of the rendered prompt.
         prompt_tokens: u32,
+        /// Those of them that did not have to be computed.
+        cached_tokens: u32,
         /// Tokens generated, an end token included.
         completion_tokens: u32,
+        /// Tokens guessed ahead.
+        drafted_tokens: u32,
+        /// Those of them that were right.
+        accepted_tokens: u32,
         /// With `trace`: SHA-256 over the logits of all sampled rows.
         logits_sha256: Option<[u8; 32]>,
     },
@@ -92,6 +121,24 @@ impl Event {
     pub fn is_last(&self) -> bool {
         matches!(self, Event::Done { .. } | Event::Failed(_))
     }
+}
+
+/// How probable a token was, and the most likely ones.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprobs {
+    /// The token that was chosen.
+    pub chosen: Candidate,
+    /// The most likely first.
+    pub top: Vec<Candidate>,
+}
+
+/// A token that was chosen or could have been.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// Its bytes, up to [`MAX_CANDIDATE_BYTES`].
+    pub bytes: Vec<u8>,
+    /// The natural logarithm of its probability.
+    pub logprob: f32,
 }
 
 /// Why an answer ended.
@@ -110,6 +157,8 @@ pub enum Failure {
     ContextLength {
         /// Tokens of the prompt.
         prompt_tokens: u32,
+        /// Whether it has more: it was found too long before it was tokenized.
+        at_least: bool,
         /// Tokens a slot holds.
         context: u32,
     },
@@ -117,13 +166,25 @@ pub enum Failure {
     QueueFull,
     /// The request can't be carried out as it stands.
     Invalid(String),
+    /// One field of the request can't be honoured by this model.
+    Field {
+        /// Its name in the API.
+        name: String,
+        /// What is wrong with it.
+        text: String,
+    },
+    /// The computation of this request broke; others go on.
+    Computation(String),
+    /// Whoever asked did not read.
+    Unread(String),
     /// The instance ended: it was stopped, or lost a node.
     InstanceEnded(String),
 }
 
 /// Where the head puts a request's events.
 pub trait Outlet: Send {
-    /// Whether an event can be put now. A slot whose outlet is not ready takes no part in a step.
+    /// Whether an event can be put now, so that one that ends the session can still follow. A slot whose outlet is not ready
+    /// takes no part in a step.
     fn ready(&mut self) -> bool;
     /// Puts an event; `false` when whoever asked is gone.
     fn put(&mut self, event: Event) -> bool;
@@ -202,9 +263,30 @@ fn bounded(event: Event) -> Event {
         }
         text
     };
-    match event {
-        Event::Failed(Failure::Invalid(text)) => Event::Failed(Failure::Invalid(cut(text))),
-        Event::Failed(Failure::InstanceEnded(text)) => Event::Failed(Failure::InstanceEnded(cut(text))),
-        other => other,
+    let Event::Failed(failure) = event else { return event };
+    Event::Failed(match failure {
+        Failure::Invalid(text) => Failure::Invalid(cut(text)),
+        Failure::Field { name, text } => Failure::Field { name: cut(name), text: cut(text) },
+        Failure::Computation(text) => Failure::Computation(cut(text)),
+        Failure::Unread(text) => Failure::Unread(cut(text)),
+        Failure::InstanceEnded(text) => Failure::InstanceEnded(cut(text)),
+        Failure::ContextLength { .. } | Failure::QueueFull => failure,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_token_fits_a_frame() {
+        let candidate = || Candidate { bytes: vec![b'x'; MAX_CANDIDATE_BYTES], logprob: -1.0 };
+        let top = (0..shoal_model::sampling::MAX_LOGPROBS).map(|_| candidate()).collect();
+        let event = Event::Token {
+            id: u32::MAX,
+            text: "x".repeat(shoal_web::MAX_STOP_BYTES + 512),
+            logprobs: Some(TokenLogprobs { chosen: candidate(), top }),
+        };
+        assert!(wire::encode(&event).unwrap().len() <= SESSION_FRAME_BYTES as usize);
     }
 }

@@ -1,12 +1,14 @@
 //! Head and rank over real channels, with shards that only add.
 
+mod soak;
+
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use shoal_model::sampling::Sampling;
-use shoal_model::step::{Op, Request, Sampled, Step, Want};
+use shoal_model::step::{Op, Request, Sampled, Step, Token, Want};
 use shoal_transport::{Channel, Endpoint, Opening, Options, Purpose};
 
 use tokio::sync::Semaphore;
@@ -14,10 +16,11 @@ use tokio::sync::Semaphore;
 use super::batch::{Batch, Pending};
 use super::head::{Head, Pipes};
 use super::pipe::{Pipe, STEP_FRAME_BYTES};
-use super::rank::{self, Compute, Rows};
+use super::rank::{self, Compute, ComputeError, Rows};
 use super::session::{Event, Outlet};
 use super::status::{Failure, Status};
 use super::text::Text;
+use super::turns::{InTurn, Turns};
 
 const ROWS: Rows = Rows { hidden: 3, max: 130 };
 /// Far above what anything here takes.
@@ -30,9 +33,15 @@ struct Adder {
 }
 
 impl Compute for Adder {
-    fn execute(&mut self, step: &Step, input: &[f32], output: &mut Vec<f32>) -> Result<Vec<Sampled>, String> {
+    fn execute(
+        &mut self,
+        step: &Step,
+        input: &[f32],
+        output: &mut Vec<f32>,
+    ) -> Result<Vec<Sampled>, ComputeError> {
         if step.number != self.next_step {
-            return Err(format!("step {} came instead of step {}", step.number, self.next_step));
+            let text = format!("step {} came instead of step {}", step.number, self.next_step);
+            return Err(ComputeError::Step(text));
         }
         self.next_step += 1;
         output.clear();
@@ -50,12 +59,8 @@ impl Compute for Adder {
                 output.extend(row);
             }
             if self.last && *want == Want::Sample {
-                samples.push(Sampled {
-                    step: step.number,
-                    slot: *slot,
-                    token: sum as u32,
-                    logits_sha256: None,
-                });
+                let token = Token { id: sum as u32, logprobs: None, logits_sha256: None };
+                samples.push(Sampled { step: step.number, slot: *slot, outcome: Ok(token) });
             }
         }
         if self.last {
@@ -73,6 +78,9 @@ impl Text for NoText {
     }
     fn finish(&mut self) -> String {
         String::new()
+    }
+    fn bytes(&self, _: u32) -> Vec<u8> {
+        Vec::new()
     }
     fn is_end(&self, _: u32) -> bool {
         false
@@ -127,13 +135,17 @@ fn pending(prompt: &[u32], max_tokens: u32) -> (Pending, Log) {
         id: 1,
         prompt: prompt.to_vec(),
         sampling: Sampling::GREEDY,
+        logprobs: None,
         max_tokens,
         stop: vec![],
         ignore_eos: true,
         trace: false,
     });
     let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-    (Pending { request, text: Box::new(NoText), outlet: Box::new(log.clone()), place }, log)
+    let text = Box::new(NoText);
+    let pending =
+        Pending { request, text, outlet: Box::new(log.clone()), place, reuse: true, speculate: false };
+    (pending, log)
 }
 
 /// A head and a last rank, each on a thread and an endpoint of its own.
@@ -231,4 +243,56 @@ fn a_neighbour_that_goes_away_is_noticed_without_a_request() {
     pair.last.0.stop();
     assert_eq!(pair.last.1.join().unwrap(), Ok(()));
     assert_eq!(pair.head.1.join().unwrap().unwrap_err().code, "channel_lost");
+}
+
+/// Computes until a prompt says 666.
+struct Fragile(Adder);
+
+impl Compute for Fragile {
+    fn execute(
+        &mut self,
+        step: &Step,
+        input: &[f32],
+        output: &mut Vec<f32>,
+    ) -> Result<Vec<Sampled>, ComputeError> {
+        let says = |op: &Op| matches!(op, Op::Run { tokens, .. } if tokens.contains(&666));
+        assert!(!step.ops.iter().any(says), "the number of the beast");
+        self.0.execute(step, input, output)
+    }
+}
+
+#[test]
+fn a_computation_that_panics_ends_its_instance_with_the_reason_and_nothing_else() {
+    let turns = Arc::new(Turns::default());
+    let start = |asked: Vec<(&[u32], u32)>| {
+        let (intake, requests) = sync_channel(8);
+        let ask = |(prompt, max_tokens): (&[u32], u32)| {
+            let (pending, log) = pending(prompt, max_tokens);
+            assert!(intake.send(pending).is_ok());
+            log
+        };
+        let logs: Vec<Log> = asked.into_iter().map(ask).collect();
+        let status = Arc::new(Status::default());
+        let (turns, of_head) = (turns.clone(), status.clone());
+        let head = std::thread::spawn(move || {
+            let mut compute = InTurn::new(Fragile(Adder { last: true, next_step: 1 }), turns);
+            let batch = Batch::new(2, 500);
+            Head { compute: &mut compute, pipes: None, intake: &requests, batch, status: &of_head }.run()
+        });
+        (logs, status, head, intake)
+    };
+    let broken = start(vec![(&[1], 499), (&[5, 666], 3), (&[7], 3)]);
+    for log in &broken.0 {
+        let Event::Failed(super::session::Failure::InstanceEnded(text)) = log.last() else {
+            panic!("{:?}", log.last())
+        };
+        assert!(text.contains("the number of the beast"), "{text}");
+    }
+    let failure = broken.2.join().unwrap().unwrap_err();
+    assert!(failure.code == "panic" && !failure.passing, "{failure:?}");
+    // The other instance of the node goes on: the turn was given back.
+    let well = start(vec![(&[4], 3)]);
+    assert!(matches!(well.0[0].last(), Event::Done { completion_tokens: 3, .. }));
+    well.1.stop();
+    assert_eq!(well.2.join().unwrap(), Ok(()));
 }

@@ -66,7 +66,15 @@ impl HeadDoor {
             }
         };
         let text = scribe.stream(&request.stop);
-        match intake.try_send(Pending { request: request.into(), text, outlet, place }) {
+        let pending = Pending {
+            request: request.into(),
+            text,
+            outlet,
+            place,
+            reuse: ask.reuse,
+            speculate: ask.speculate,
+        };
+        match intake.try_send(pending) {
             Ok(()) => Submitted::Yes,
             Err(TrySendError::Full(mut pending)) => {
                 pending.outlet.put(Event::Failed(Failure::QueueFull));
@@ -103,7 +111,7 @@ mod tests {
         SyntheticModel::default().write(&path).unwrap();
         let file = ModelFile::open(&path).unwrap();
         let tokenizer = Tokenizer::from_gguf(file.metadata()).unwrap();
-        Scribe::new(tokenizer, ChatTemplate::from_gguf(file.metadata()).unwrap(), 1000)
+        Scribe::new(tokenizer, ChatTemplate::from_gguf(file.metadata()).unwrap(), 1000, 320)
     }
 
     fn ask() -> Ask {
@@ -114,10 +122,19 @@ mod tests {
             temperature: None,
             top_p: None,
             top_k: None,
+            min_p: None,
+            typical_p: None,
+            repetition_penalty: None,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: vec![],
+            logprobs: None,
             seed: None,
             stop: vec![],
             ignore_eos: false,
             trace: false,
+            speculate: true,
+            reuse: true,
         }
     }
 

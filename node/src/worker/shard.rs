@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use shoal_model::config::DecoderConfig;
 use shoal_model::gguf::ModelFile;
 use shoal_model::shard::{Shard, ShardSpec};
-use shoal_model::step::MAX_RUN_TOKENS;
+use shoal_model::step::max_rows;
 use shoal_model::template::ChatTemplate;
 use shoal_model::tokenizer::Tokenizer;
 use shoal_scheduler::NodeId;
@@ -27,6 +27,7 @@ use crate::engine::rank::{self, Rows};
 use crate::engine::session::{Ask, MAX_ASK_BYTES, RemoteOutlet};
 use crate::engine::status::{Failure, Phase, Status};
 use crate::engine::text::Scribe;
+use crate::engine::turns::InTurn;
 use crate::wire;
 
 /// How long one try to open a channel lasts before the thread looks whether it was asked to stop.
@@ -65,7 +66,7 @@ pub(super) fn run(
         .map_err(|text| Failure { code: "model_file", text, passing: false })?;
     status.enter(Phase::Loading);
     let mut loaded = load(job, &path, status)?;
-    let rows = Rows { hidden: loaded.hidden, max: MAX_RUN_TOKENS + usize::from(job.placement.slots) };
+    let rows = Rows { hidden: loaded.hidden, max: max_rows(job.placement.slots) };
     let stages = &job.placement.stages;
     if status.stopping() {
         return Ok(());
@@ -83,7 +84,7 @@ pub(super) fn run(
 }
 
 struct Loaded {
-    shard: Shard,
+    shard: InTurn<Shard>,
     hidden: usize,
     /// At the head.
     scribe: Option<Scribe>,
@@ -107,12 +108,13 @@ fn load(job: &Job, path: &std::path::Path, status: &Status) -> Result<Loaded, Fa
     let scribe = if job.stage == 0 {
         let tokenizer = Tokenizer::from_gguf(file.metadata()).map_err(|error| broken(&error))?;
         let template = ChatTemplate::from_gguf(file.metadata()).map_err(|error| broken(&error))?;
-        Some(Scribe::new(tokenizer, template, job.placement.context))
+        Some(Scribe::new(tokenizer, template, job.placement.context, config.vocab))
     } else {
         None
     };
     let mut progress = |bytes: u64| status.loaded_bytes.store(bytes, Ordering::Relaxed);
     let shard = Shard::load(&file, &spec, &mut progress).map_err(|error| broken(&error))?;
+    let shard = InTurn::new(shard, job.turns.clone());
     Ok(Loaded { shard, hidden: config.hidden as usize, scribe })
 }
 

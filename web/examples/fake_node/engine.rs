@@ -9,7 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use shoal_web::api::InstanceState;
 use shoal_web::{
-    ChatRequest, FinishReason, Generate, GenerateError, Generation, ServedModel, SwarmView, TokenEvent, Trace,
+    ChatRequest, FinishReason, Generate, GenerateError, Generation, ServedModel, SwarmView, TokenCounts,
+    TokenEvent, Trace,
 };
 use tokio::sync::mpsc;
 
@@ -57,7 +58,7 @@ impl Generate for ScriptedEngine {
         let prompt_tokens = u32::try_from(words).unwrap_or(u32::MAX);
         let context = found.context.unwrap_or(4096);
         if prompt_tokens > context {
-            return Err(GenerateError::ContextLengthExceeded { prompt_tokens, context });
+            return Err(GenerateError::ContextLengthExceeded { prompt_tokens, at_least: false, context });
         }
         let (sender, events) = mpsc::channel(MAX_WAITING);
         let generation = Generation { instance: found.instance.clone(), events };
@@ -127,14 +128,13 @@ impl Script {
                     .ok()?;
                 return None;
             }
-            sender.try_send(TokenEvent::Token { text: word.to_owned(), id: sent }).ok()?;
+            sender.try_send(TokenEvent::Token { text: word.to_owned(), id: sent, logprobs: None }).ok()?;
             sent += 1;
         }
         let trace = Trace { tokens: (0..sent).collect(), logits_sha256: "00".repeat(32) };
         let done = TokenEvent::Done {
             finish_reason,
-            prompt_tokens: self.prompt_tokens,
-            completion_tokens: sent,
+            counts: TokenCounts { prompt: self.prompt_tokens, completion: sent, ..TokenCounts::default() },
             trace: request.trace.then_some(trace),
         };
         sender.try_send(done).ok()

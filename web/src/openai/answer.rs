@@ -3,7 +3,9 @@
 use serde::Serialize;
 
 use super::OpenAiError;
-use crate::{FinishReason, GenerateError, Generation, TokenEvent, Trace};
+use super::choices::Choices;
+use super::logprobs::Logprobs;
+use crate::{FinishReason, GenerateError, TokenCounts, TokenEvent, TokenLogprobs, Trace};
 
 /// What all JSON of one answer has in common.
 #[derive(Clone, Debug)]
@@ -15,8 +17,8 @@ pub(crate) struct Envelope {
     pub model: String,
 }
 
-/// What an answer cost, in tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// What a request cost, in tokens. The prompt counts once, however many answers it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Usage {
     prompt_tokens: u32,
     completion_tokens: u32,
@@ -25,26 +27,26 @@ pub(crate) struct Usage {
     completion_tokens_details: CompletionDetails,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 struct PromptDetails {
-    /// Prompt tokens that were not computed again: none before there is prefix reuse.
+    /// Prompt tokens that were there already; of several answers, those that the first one found.
     cached_tokens: u32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 struct CompletionDetails {
     reasoning_tokens: u32,
 }
 
 impl Usage {
-    pub fn new(prompt_tokens: u32, completion_tokens: u32) -> Self {
-        Usage {
-            prompt_tokens,
-            completion_tokens,
-            total_tokens: prompt_tokens.saturating_add(completion_tokens),
-            prompt_tokens_details: PromptDetails { cached_tokens: 0 },
-            completion_tokens_details: CompletionDetails { reasoning_tokens: 0 },
+    /// Adds an answer.
+    pub fn add(&mut self, choice: usize, counts: TokenCounts) {
+        if choice == 0 {
+            self.prompt_tokens = counts.prompt;
+            self.prompt_tokens_details = PromptDetails { cached_tokens: counts.cached };
         }
+        self.completion_tokens = self.completion_tokens.saturating_add(counts.completion);
+        self.total_tokens = self.prompt_tokens.saturating_add(self.completion_tokens);
     }
 }
 
@@ -53,11 +55,16 @@ impl Usage {
 pub(crate) struct Extension {
     tokens: Vec<u32>,
     logits_sha256: String,
+    /// Tokens guessed ahead, and how many of them were right.
+    drafted_tokens: u32,
+    accepted_tokens: u32,
 }
 
-impl From<Trace> for Extension {
-    fn from(trace: Trace) -> Self {
-        Extension { tokens: trace.tokens, logits_sha256: trace.logits_sha256 }
+impl Extension {
+    fn new(trace: Trace, counts: TokenCounts) -> Self {
+        let Trace { tokens, logits_sha256 } = trace;
+        let TokenCounts { drafted: drafted_tokens, accepted: accepted_tokens, .. } = counts;
+        Extension { tokens, logits_sha256, drafted_tokens, accepted_tokens }
     }
 }
 
@@ -68,7 +75,7 @@ pub(crate) struct Completion {
     object: &'static str,
     created: u64,
     model: String,
-    choices: [WholeChoice; 1],
+    choices: Vec<WholeChoice>,
     usage: Usage,
     #[serde(skip_serializing_if = "Option::is_none")]
     shoal: Option<Extension>,
@@ -76,9 +83,9 @@ pub(crate) struct Completion {
 
 #[derive(Debug, Serialize)]
 struct WholeChoice {
-    index: u32,
+    index: usize,
     message: Message,
-    logprobs: Option<()>,
+    logprobs: Option<Logprobs>,
     finish_reason: &'static str,
 }
 
@@ -89,32 +96,42 @@ struct Message {
     refusal: Option<()>,
 }
 
-/// Gathers an answer until it is whole. Nothing has been sent before, so a failure has its own status.
-pub(crate) async fn whole(mut generation: Generation, envelope: Envelope) -> Result<Completion, OpenAiError> {
-    let mut content = String::new();
-    loop {
-        match generation.events.recv().await.unwrap_or_else(broken_off) {
+/// Gathers the answers until all are whole. Nothing has been sent before, so a failure has its own status.
+pub(crate) async fn whole(mut choices: Choices, envelope: Envelope) -> Result<Completion, OpenAiError> {
+    let choice = |index| WholeChoice {
+        index,
+        message: Message { role: "assistant", content: String::new(), refusal: None },
+        logprobs: None,
+        finish_reason: "",
+    };
+    let mut completion = Completion {
+        id: envelope.id,
+        object: "chat.completion",
+        created: envelope.created,
+        model: envelope.model,
+        choices: (0..choices.count()).map(choice).collect(),
+        usage: Usage::default(),
+        shoal: None,
+    };
+    while let Some((index, event)) = choices.next().await {
+        let choice = &mut completion.choices[index];
+        match event {
             TokenEvent::Queued { .. } | TokenEvent::Loading { .. } | TokenEvent::Started { .. } => {}
-            TokenEvent::Token { text, .. } => content.push_str(&text),
-            TokenEvent::Done { finish_reason, prompt_tokens, completion_tokens, trace } => {
-                return Ok(Completion {
-                    id: envelope.id,
-                    object: "chat.completion",
-                    created: envelope.created,
-                    model: envelope.model,
-                    choices: [WholeChoice {
-                        index: 0,
-                        message: Message { role: "assistant", content, refusal: None },
-                        logprobs: None,
-                        finish_reason: finish_reason.as_str(),
-                    }],
-                    usage: Usage::new(prompt_tokens, completion_tokens),
-                    shoal: trace.map(Extension::from),
-                });
+            TokenEvent::Token { text, logprobs, .. } => {
+                choice.message.content.push_str(&text);
+                if let Some(token) = logprobs {
+                    choice.logprobs.get_or_insert_default().push(token);
+                }
+            }
+            TokenEvent::Done { finish_reason, counts, trace } => {
+                choice.finish_reason = finish_reason.as_str();
+                completion.usage.add(index, counts);
+                completion.shoal = trace.map(|trace| Extension::new(trace, counts));
             }
             TokenEvent::Failed(error) => return Err(error.into()),
         }
     }
+    Ok(completion)
 }
 
 /// What the end of the events means when no `Done` came before it: the sender cancelled or is gone.
@@ -139,9 +156,9 @@ pub(crate) struct Chunk<'a> {
 
 #[derive(Debug, Serialize)]
 struct ChunkChoice {
-    index: u32,
+    index: usize,
     delta: Delta,
-    logprobs: Option<()>,
+    logprobs: Option<Logprobs>,
     finish_reason: Option<&'static str>,
 }
 
@@ -155,46 +172,56 @@ struct Delta {
 }
 
 impl<'a> Chunk<'a> {
-    /// The first chunk: who speaks.
-    pub fn role(envelope: &'a Envelope, include_usage: bool) -> Self {
+    /// The first chunk of an answer: who speaks.
+    pub fn role(envelope: &'a Envelope, include_usage: bool, choice: usize) -> Self {
         let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
-        Chunk::with(envelope, include_usage, delta, None)
+        Chunk::with(envelope, include_usage, choice, delta)
     }
 
-    /// More text.
-    pub fn text(envelope: &'a Envelope, include_usage: bool, text: String) -> Self {
-        Chunk::with(envelope, include_usage, Delta { role: None, content: Some(text) }, None)
+    /// More text, and how probable its tokens were.
+    pub fn text(
+        envelope: &'a Envelope,
+        include_usage: bool,
+        choice: usize,
+        text: String,
+        token: Option<TokenLogprobs>,
+    ) -> Self {
+        let delta = Delta { role: None, content: Some(text) };
+        let mut chunk = Chunk::with(envelope, include_usage, choice, delta);
+        if let (Some(choice), Some(token)) = (chunk.choices.first_mut(), token) {
+            choice.logprobs.get_or_insert_default().push(token);
+        }
+        chunk
     }
 
-    /// The end of the text.
+    /// The end of an answer.
     pub fn end(
         envelope: &'a Envelope,
         include_usage: bool,
+        choice: usize,
         reason: FinishReason,
-        trace: Option<Trace>,
+        trace: Option<(Trace, TokenCounts)>,
     ) -> Self {
-        let chunk = Chunk::with(envelope, include_usage, Delta::default(), Some(reason.as_str()));
-        Chunk { shoal: trace.map(Extension::from), ..chunk }
+        let mut chunk = Chunk::with(envelope, include_usage, choice, Delta::default());
+        if let Some(choice) = chunk.choices.first_mut() {
+            choice.finish_reason = Some(reason.as_str());
+        }
+        Chunk { shoal: trace.map(|(trace, counts)| Extension::new(trace, counts)), ..chunk }
     }
 
     /// What it cost; after the end, without a choice.
     pub fn usage(envelope: &'a Envelope, usage: Usage) -> Self {
-        let chunk = Chunk::with(envelope, true, Delta::default(), None);
+        let chunk = Chunk::with(envelope, true, 0, Delta::default());
         Chunk { choices: Vec::new(), usage: Some(Some(usage)), ..chunk }
     }
 
-    fn with(
-        envelope: &'a Envelope,
-        include_usage: bool,
-        delta: Delta,
-        finish_reason: Option<&'static str>,
-    ) -> Self {
+    fn with(envelope: &'a Envelope, include_usage: bool, choice: usize, delta: Delta) -> Self {
         Chunk {
             id: &envelope.id,
             object: "chat.completion.chunk",
             created: envelope.created,
             model: &envelope.model,
-            choices: vec![ChunkChoice { index: 0, delta, logprobs: None, finish_reason }],
+            choices: vec![ChunkChoice { index: choice, delta, logprobs: None, finish_reason: None }],
             usage: include_usage.then_some(None),
             shoal: None,
         }

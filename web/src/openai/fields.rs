@@ -42,8 +42,13 @@ impl Fields {
     }
 
     pub fn boolean(&mut self, name: &str) -> Result<bool, OpenAiError> {
+        self.flag(name, false)
+    }
+
+    /// True or false; `default` where the field is absent.
+    pub fn flag(&mut self, name: &str, default: bool) -> Result<bool, OpenAiError> {
         match self.take(name) {
-            None => Ok(false),
+            None => Ok(default),
             Some(Value::Bool(value)) => Ok(value),
             Some(other) => Err(self.wrong(name, "true or false", &other)),
         }

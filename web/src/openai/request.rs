@@ -7,11 +7,15 @@
 use serde_json::Value;
 
 use super::fields::{Fields, kind};
+use super::sampling::{logit_bias, logprobs};
 use super::{OpenAiError, RequestId};
 use crate::{ChatMessage, ChatRequest};
 
 /// Stop strings that one request may have.
 pub const MAX_STOP_STRINGS: usize = 16;
+
+/// Answers that one request may want, each in a slot of its own.
+pub const MAX_CHOICES: usize = 8;
 
 /// The longest stop string, in bytes: the end of an answer is held back while it may still become one.
 pub const MAX_STOP_BYTES: usize = 256;
@@ -20,6 +24,8 @@ pub const MAX_STOP_BYTES: usize = 256;
 #[derive(Debug, PartialEq)]
 pub(crate) struct Parsed {
     pub request: ChatRequest,
+    /// Answers wanted.
+    pub choices: usize,
     pub stream: bool,
     pub include_usage: bool,
 }
@@ -38,8 +44,15 @@ pub(crate) fn parse(id: RequestId, body: Value) -> Result<Parsed, OpenAiError> {
         Some(mut options) => options.boolean("include_usage")?,
         None => false,
     };
+    let choices = fields.integer("n", 1, MAX_CHOICES as i128)?.unwrap_or(1) as usize;
     let mut extension = fields.object("shoal")?;
-    let mut flag = |name| extension.as_mut().map_or(Ok(false), |extension| extension.boolean(name));
+    let mut flag =
+        |name, default| extension.as_mut().map_or(Ok(default), |extension| extension.flag(name, default));
+    let trace = flag("trace", false)?;
+    if trace && choices > 1 {
+        let message = "shoal.trace is of one answer: leave out n, or the trace".to_owned();
+        return Err(OpenAiError::invalid("shoal.trace", message));
+    }
 
     let request = ChatRequest {
         id: id.0,
@@ -50,20 +63,27 @@ pub(crate) fn parse(id: RequestId, body: Value) -> Result<Parsed, OpenAiError> {
         top_p: fields.number("top_p", 0.0, 1.0)?,
         // -1 is how some servers write "off".
         top_k: fields.integer("top_k", -1, u32::MAX.into())?.map(|top_k| u32::try_from(top_k).unwrap_or(0)),
+        min_p: fields.number("min_p", 0.0, 1.0)?,
+        typical_p: fields.number("typical_p", 0.0, 1.0)?,
+        repetition_penalty: fields.number("repetition_penalty", 0.01, 10.0)?,
+        presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
+        frequency_penalty: fields.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
+        logit_bias: logit_bias(&mut fields)?,
+        logprobs: logprobs(&mut fields)?,
         // Negative seeds are seeds too: any 64 bits will do.
         seed: fields.integer("seed", i64::MIN.into(), u64::MAX.into())?.map(|seed| seed as u64),
         stop: stop(&mut fields)?,
-        ignore_eos: flag("ignore_eos")?,
-        trace: flag("trace")?,
+        ignore_eos: flag("ignore_eos", false)?,
+        trace,
+        speculate: flag("speculate", true)?,
+        reuse: flag("reuse", true)?,
     };
-    Ok(Parsed { request, stream, include_usage })
+    Ok(Parsed { request, choices, stream, include_usage })
 }
 
 /// The fields that we know and cannot honour, each with the values that change nothing.
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), OpenAiError> {
     let empty: fn(&Value) -> bool = |value| value.as_array().is_some_and(Vec::is_empty);
-    let zero: fn(&Value) -> bool = |value| value.as_f64() == Some(0.0);
-    let one: fn(&Value) -> bool = |value| value.as_f64() == Some(1.0);
     let no_tool: fn(&Value) -> bool = |value| matches!(value.as_str(), Some("none" | "auto"));
     let never: fn(&Value) -> bool = |_| false;
     fields.neutral("tools", empty)?;
@@ -73,14 +93,6 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), OpenAiError> {
     fields.neutral("response_format", |value| {
         value.as_object().is_some_and(|format| format.get("type").and_then(Value::as_str) == Some("text"))
     })?;
-    fields.neutral("logprobs", |value| value.as_bool() == Some(false))?;
-    fields.neutral("top_logprobs", zero)?;
-    fields.neutral("logit_bias", |value| value.as_object().is_some_and(serde_json::Map::is_empty))?;
-    fields.neutral("presence_penalty", zero)?;
-    fields.neutral("frequency_penalty", zero)?;
-    fields.neutral("repetition_penalty", one)?;
-    fields.neutral("min_p", zero)?;
-    fields.neutral("n", one)?;
     fields.neutral("modalities", |value| {
         value.as_array().is_some_and(|list| list.iter().all(|modality| modality.as_str() == Some("text")))
     })?;

@@ -11,9 +11,10 @@ use axum::response::Response;
 use bytes::Bytes;
 
 use super::OpenAiError;
-use super::answer::{Chunk, Envelope, Usage, broken_off};
+use super::answer::{Chunk, Envelope, Usage};
+use super::choices::Choices;
 use super::error::ErrorEnvelope;
-use crate::{Generation, TokenEvent, sse};
+use crate::{TokenEvent, sse};
 
 /// A comment comes after so long without an event, so that clients and proxies do not give up while a prompt is
 /// computed.
@@ -23,23 +24,26 @@ const MIB: u64 = 1024 * 1024;
 
 /// An answer being written.
 struct Stream {
-    generation: Generation,
+    choices: Choices,
     envelope: Envelope,
     include_usage: bool,
-    /// Whether the first chunk has been written.
-    begun: bool,
+    /// Of each choice, whether its first chunk has been written.
+    begun: Vec<bool>,
+    /// Of the choices that have ended.
+    usage: Usage,
     ended: bool,
     /// Written and not yet taken: at most the four events that end an answer.
     ready: VecDeque<Bytes>,
 }
 
-/// Starts to answer. The stream is pulled by the client's reading; dropping it drops the generation, which cancels.
-pub(crate) fn respond(generation: Generation, envelope: Envelope, include_usage: bool) -> Response {
+/// Starts to answer. The stream is pulled by the client's reading; dropping it drops the choices, which cancels.
+pub(crate) fn respond(choices: Choices, envelope: Envelope, include_usage: bool) -> Response {
     let stream = Stream {
-        generation,
+        begun: vec![false; choices.count()],
+        choices,
         envelope,
         include_usage,
-        begun: false,
+        usage: Usage::default(),
         ended: false,
         ready: VecDeque::with_capacity(4),
     };
@@ -59,18 +63,22 @@ impl Stream {
             if self.ended {
                 return None;
             }
-            let event = match tokio::time::timeout(KEEP_ALIVE, self.generation.events.recv()).await {
-                Ok(event) => event.unwrap_or_else(broken_off),
+            let event = match tokio::time::timeout(KEEP_ALIVE, self.choices.next()).await {
+                Ok(event) => event,
                 Err(_) => return Some(Ok(sse::comment("waiting"))),
             };
-            if let Err(error) = self.write(event) {
+            let written = match event {
+                Some((choice, event)) => self.write(choice, event),
+                None => self.end_whole(),
+            };
+            if let Err(error) = written {
                 return Some(Err(error));
             }
         }
     }
 
     /// Puts what an event means into `ready`.
-    fn write(&mut self, event: TokenEvent) -> Result<(), serde_json::Error> {
+    fn write(&mut self, choice: usize, event: TokenEvent) -> Result<(), serde_json::Error> {
         match event {
             TokenEvent::Queued { position } => {
                 self.ready.push_back(sse::comment(&format!("queued {position}")))
@@ -83,21 +91,18 @@ impl Stream {
                 self.ready.push_back(sse::comment(&format!("prefill {prompt_tokens}")));
             }
             // The token ends within a character, or its text may still become a stop string.
-            TokenEvent::Token { text, .. } if text.is_empty() => {}
-            TokenEvent::Token { text, .. } => {
-                self.begin()?;
-                let chunk = Chunk::text(&self.envelope, self.include_usage, text);
+            TokenEvent::Token { text, logprobs: None, .. } if text.is_empty() => {}
+            TokenEvent::Token { text, logprobs, .. } => {
+                self.begin(choice)?;
+                let chunk = Chunk::text(&self.envelope, self.include_usage, choice, text, logprobs);
                 self.ready.push_back(sse::event(None, None, &chunk)?);
             }
-            TokenEvent::Done { finish_reason, prompt_tokens, completion_tokens, trace } => {
-                self.begin()?;
-                let chunk = Chunk::end(&self.envelope, self.include_usage, finish_reason, trace);
+            TokenEvent::Done { finish_reason, counts, trace } => {
+                self.begin(choice)?;
+                self.usage.add(choice, counts);
+                let trace = trace.map(|trace| (trace, counts));
+                let chunk = Chunk::end(&self.envelope, self.include_usage, choice, finish_reason, trace);
                 self.ready.push_back(sse::event(None, None, &chunk)?);
-                if self.include_usage {
-                    let chunk = Chunk::usage(&self.envelope, Usage::new(prompt_tokens, completion_tokens));
-                    self.ready.push_back(sse::event(None, None, &chunk)?);
-                }
-                self.end();
             }
             TokenEvent::Failed(error) => {
                 tracing::debug!(answer = %self.envelope.id, "failed: {error}");
@@ -109,11 +114,21 @@ impl Stream {
         Ok(())
     }
 
-    fn begin(&mut self) -> Result<(), serde_json::Error> {
-        if !self.begun {
-            self.begun = true;
-            self.ready.push_back(sse::event(None, None, &Chunk::role(&self.envelope, self.include_usage))?);
+    fn begin(&mut self, choice: usize) -> Result<(), serde_json::Error> {
+        if !std::mem::replace(&mut self.begun[choice], true) {
+            let chunk = Chunk::role(&self.envelope, self.include_usage, choice);
+            self.ready.push_back(sse::event(None, None, &chunk)?);
         }
+        Ok(())
+    }
+
+    /// The end after all choices have ended.
+    fn end_whole(&mut self) -> Result<(), serde_json::Error> {
+        if self.include_usage {
+            let chunk = Chunk::usage(&self.envelope, self.usage);
+            self.ready.push_back(sse::event(None, None, &chunk)?);
+        }
+        self.end();
         Ok(())
     }
 

@@ -72,6 +72,19 @@ async fn wrong_types() {
         ("stream", json!("yes")),
         ("stream_options", json!(true)),
         ("shoal", json!([])),
+        ("n", json!(0)),
+        ("n", json!(9)),
+        ("n", json!(1.5)),
+        ("logprobs", json!(5)),
+        ("top_logprobs", json!(5)),
+        ("top_logprobs", json!(21)),
+        ("logit_bias", json!([1])),
+        ("presence_penalty", json!(2.1)),
+        ("frequency_penalty", json!(-2.5)),
+        ("repetition_penalty", json!(0)),
+        ("repetition_penalty", json!(11)),
+        ("min_p", json!(1.5)),
+        ("typical_p", json!(-0.1)),
     ] {
         refused(json!({"model": "m", "messages": user("hi"), param: value}), 400, "invalid_value", param)
             .await;
@@ -82,6 +95,16 @@ async fn wrong_types() {
         ("stop[0]", json!({"stop": [1]})),
         ("stream_options.include_usage", json!({"stream_options": {"include_usage": 1}})),
         ("shoal.trace", json!({"shoal": {"trace": "yes"}})),
+        ("shoal.trace", json!({"shoal": {"trace": true}, "n": 2})),
+        ("shoal.speculate", json!({"shoal": {"speculate": 1}})),
+        ("logit_bias.x", json!({"logit_bias": {"x": 1}})),
+        ("logit_bias.-1", json!({"logit_bias": {"-1": 1}})),
+        ("logit_bias.5", json!({"logit_bias": {"5": 101}})),
+        ("logit_bias.5", json!({"logit_bias": {"5": "1"}})),
+        (
+            "logit_bias",
+            json!({"logit_bias": (0..1025).map(|i| (i.to_string(), 1)).collect::<std::collections::BTreeMap<_, _>>()}),
+        ),
     ] {
         let mut body = json!({"model": "m", "messages": user("hi")});
         body.as_object_mut().unwrap().extend(value.as_object().unwrap().clone());
@@ -112,14 +135,6 @@ async fn known_field_that_cannot_be_honoured() {
         ("tool_choice", json!({"type": "function", "function": {"name": "f"}})),
         ("response_format", json!({"type": "json_object"})),
         ("response_format", json!({"type": "json_schema", "json_schema": {}})),
-        ("logprobs", json!(true)),
-        ("top_logprobs", json!(5)),
-        ("logit_bias", json!({"50256": -100})),
-        ("presence_penalty", json!(0.5)),
-        ("frequency_penalty", json!(-1)),
-        ("repetition_penalty", json!(1.1)),
-        ("min_p", json!(0.05)),
-        ("n", json!(2)),
         ("modalities", json!(["text", "audio"])),
         ("audio", json!({"voice": "alloy"})),
         ("web_search_options", json!({})),
@@ -144,16 +159,24 @@ async fn known_field_that_cannot_be_honoured() {
 async fn context_exceeded() {
     for stream in [false, true] {
         let front = Front::new();
-        front.engine.refuse(GenerateError::ContextLengthExceeded { prompt_tokens: 5000, context: 4096 });
+        front.engine.refuse(GenerateError::ContextLengthExceeded {
+            prompt_tokens: 5000,
+            at_least: false,
+            context: 4096,
+        });
         let answer =
             front.chat(json!({"model": "m", "stream": stream, "messages": user("a long one")})).await;
         assert_eq!(answer.status, 400);
         assert_eq!(answer.error(), ("context_length_exceeded".into(), "messages".into()));
         let message = answer.json()["error"]["message"].to_string();
         assert!(
-            message.contains("5000") && message.contains("4096") && message.contains("--context"),
+            message.contains("has 5000") && message.contains("4096") && message.contains("--context"),
             "{message}"
         );
+        let far = GenerateError::ContextLengthExceeded { prompt_tokens: 5000, at_least: true, context: 4096 };
+        front.engine.refuse(far);
+        let answer = front.chat(json!({"model": "m", "messages": user("a very long one")})).await;
+        assert!(answer.body.contains("has at least 5000 tokens"), "{}", answer.body);
     }
 }
 

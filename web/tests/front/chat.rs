@@ -6,7 +6,10 @@ use axum::body::Body;
 use axum::http::StatusCode;
 use futures::StreamExt;
 use serde_json::{Value, json};
-use shoal_web::{ChatMessage, FinishReason, GenerateError, KEEP_ALIVE, TokenEvent, Trace};
+use shoal_web::{
+    Candidate, ChatMessage, FinishReason, GenerateError, KEEP_ALIVE, TokenCounts, TokenEvent, TokenLogprobs,
+    Trace,
+};
 
 use crate::fake::{Answer, Front, hello, request, token};
 
@@ -99,8 +102,7 @@ async fn trace_comes_if_asked_for() {
         let trace = Some(Trace { tokens: vec![5, 7], logits_sha256: "ab".repeat(32) });
         let done = |trace| TokenEvent::Done {
             finish_reason: FinishReason::Length,
-            prompt_tokens: 2,
-            completion_tokens: 2,
+            counts: TokenCounts { prompt: 2, completion: 2, drafted: 8, accepted: 3, cached: 1 },
             trace,
         };
         front.engine.script(vec![token("x", 5), token("y", 7), done(trace)]);
@@ -109,7 +111,10 @@ async fn trace_comes_if_asked_for() {
         let seen = front.engine.last();
         assert!(seen.ignore_eos && seen.trace);
         let last = if stream { chunks(&answer.body).pop().unwrap() } else { answer.json() };
-        assert_eq!(last["shoal"], json!({"tokens": [5, 7], "logits_sha256": "ab".repeat(32)}));
+        let digest = "ab".repeat(32);
+        let expected =
+            json!({"tokens": [5, 7], "logits_sha256": digest, "drafted_tokens": 8, "accepted_tokens": 3});
+        assert_eq!(last["shoal"], expected);
         assert_eq!(last["choices"][0]["finish_reason"], "length");
     }
 }
@@ -301,7 +306,120 @@ async fn what_is_honoured_reaches_the_engine() {
         (seen.max_tokens, seen.temperature, seen.top_p, seen.top_k, seen.seed),
         (None, None, None, None, None)
     );
-    assert!(seen.stop.is_empty() && !seen.ignore_eos && !seen.trace);
+    assert!(seen.stop.is_empty() && !seen.ignore_eos && !seen.trace && seen.speculate && seen.reuse);
+    assert_eq!(
+        (seen.min_p, seen.typical_p, seen.repetition_penalty, seen.logprobs),
+        (None, None, None, None)
+    );
+    assert!(seen.presence_penalty == 0.0 && seen.frequency_penalty == 0.0 && seen.logit_bias.is_empty());
+
+    front
+        .chat(ask(json!({
+            "min_p": 0.05, "typical_p": 0.9, "repetition_penalty": 1.1, "presence_penalty": -2, "frequency_penalty": 2,
+            "logit_bias": {"50256": -100, "7": 1.5}, "logprobs": true, "top_logprobs": 20,
+            "shoal": {"speculate": false, "reuse": false},
+        })))
+        .await;
+    let seen = front.engine.last();
+    assert_eq!((seen.min_p, seen.typical_p, seen.repetition_penalty), (Some(0.05), Some(0.9), Some(1.1)));
+    assert_eq!((seen.presence_penalty, seen.frequency_penalty), (-2.0, 2.0));
+    assert_eq!((seen.logit_bias.as_slice(), seen.logprobs), (&[(7, 1.5), (50256, -100.0)][..], Some(20)));
+    assert!(!seen.speculate && !seen.reuse);
+    front.chat(ask(json!({"logprobs": true}))).await;
+    assert_eq!(front.engine.last().logprobs, Some(0));
+}
+
+fn with_logprobs(text: &str, bytes: &[u8], logprob: f32) -> TokenEvent {
+    let chosen = Candidate { bytes: bytes.into(), logprob };
+    let top = vec![chosen.clone(), Candidate { bytes: b" x".into(), logprob: -3.0 }];
+    TokenEvent::Token { text: text.into(), id: 1, logprobs: Some(TokenLogprobs { chosen, top }) }
+}
+
+#[tokio::test]
+async fn logprobs_come_with_their_tokens() {
+    let events = || {
+        let done = hello().pop().unwrap();
+        vec![with_logprobs("", b"\xC3", -0.5), with_logprobs("\u{e4}", b"\xA4", -0.25), done]
+    };
+    let entry = |token: &str, logprob: f64, bytes: &[u8]| {
+        let other = json!({"token": " x", "logprob": -3.0, "bytes": [32, 120]});
+        let first = json!({"token": token, "logprob": logprob, "bytes": bytes});
+        json!({"token": token, "logprob": logprob, "bytes": bytes, "top_logprobs": [first, other]})
+    };
+    let expected = [entry("\u{fffd}", -0.5, b"\xC3"), entry("\u{fffd}", -0.25, b"\xA4")];
+    let front = Front::new();
+    front.engine.script(events());
+    let answer = front.chat(ask(json!({"logprobs": true, "top_logprobs": 2}))).await.json();
+    assert_eq!(answer["choices"][0]["message"]["content"], "\u{e4}");
+    assert_eq!(answer["choices"][0]["logprobs"], json!({"content": expected, "refusal": null}));
+
+    front.engine.script(events());
+    let answer = front.chat(ask(json!({"stream": true, "logprobs": true, "top_logprobs": 2}))).await;
+    let chunks = chunks(&answer.body);
+    assert_eq!(chunks.len(), 4);
+    for (chunk, entry) in chunks[1..3].iter().zip(expected) {
+        assert_eq!(chunk["choices"][0]["logprobs"], json!({"content": [entry], "refusal": null}));
+    }
+    assert_eq!(chunks[3]["choices"][0]["logprobs"], Value::Null);
+}
+
+#[tokio::test]
+async fn several_choices_are_requests_of_their_own_and_one_answer() {
+    let counts = |completion| TokenCounts { prompt: 9, cached: 4, completion, ..TokenCounts::default() };
+    let done = |finish_reason, completion| TokenEvent::Done {
+        finish_reason,
+        counts: counts(completion),
+        trace: None,
+    };
+    let script = |front: &Front| {
+        front.engine.script(vec![token("Hel", 1), token("lo", 2), done(FinishReason::Stop, 3)]);
+        front.engine.script(vec![token("Good day", 3), done(FinishReason::Length, 1)]);
+    };
+    let front = Front::new();
+    script(&front);
+    let answer = front.chat(ask(json!({"n": 2, "seed": 7}))).await.json();
+    assert_eq!(answer["choices"][0]["message"]["content"], "Hello");
+    assert_eq!(answer["choices"][1]["message"]["content"], "Good day");
+    assert_eq!(
+        (&answer["choices"][1]["index"], &answer["choices"][1]["finish_reason"]),
+        (&json!(1), &json!("length"))
+    );
+    let usage = json!({"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13,
+        "prompt_tokens_details": {"cached_tokens": 4}, "completion_tokens_details": {"reasoning_tokens": 0}});
+    assert_eq!(answer["usage"], usage);
+    {
+        let seen = front.engine.seen.lock().unwrap();
+        assert_eq!((seen[0].seed, seen[1].seed), (Some(7), Some(8)), "each has a seed of its own");
+        assert_eq!(seen[1].model, "smollm2-135m-k3qa", "the others go where the first one is");
+        assert_ne!(seen[0].id, seen[1].id);
+    }
+
+    script(&front);
+    let options = json!({"n": 2, "stream": true, "stream_options": {"include_usage": true}});
+    let chunks = chunks(&front.chat(ask(options)).await.body);
+    let of = |index: u64| -> Vec<&Value> {
+        let choices = chunks.iter().filter_map(|chunk| chunk["choices"].get(0));
+        choices.filter(|choice| choice["index"] == index).collect()
+    };
+    for (index, text, reason) in [(0, "Hello", "stop"), (1, "Good day", "length")] {
+        let choices = of(index);
+        assert_eq!(choices[0]["delta"]["role"], "assistant");
+        let said: String = choices.iter().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
+        assert_eq!((said.as_str(), &choices.last().unwrap()["finish_reason"]), (text, &json!(reason)));
+    }
+    assert_eq!(chunks.last().unwrap()["usage"], usage);
+
+    // One that is refused refuses all; one that fails ends all.
+    front.engine.script(hello());
+    front.engine.refuse(GenerateError::QueueFull { retry_after_s: 3 });
+    let answer = front.chat(ask(json!({"n": 2}))).await;
+    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (429, "3"));
+    front.engine.script(hello());
+    front.engine.script(vec![
+        token("x", 1),
+        TokenEvent::Failed(GenerateError::Internal { text: "broke down".into() }),
+    ]);
+    assert_eq!(front.chat(ask(json!({"n": 2}))).await.status, 500);
 }
 
 #[tokio::test]

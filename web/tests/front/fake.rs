@@ -15,7 +15,7 @@ use shoal_web::api::{
 };
 use shoal_web::{
     ChatRequest, FinishReason, Generate, GenerateError, Generation, Options, ServedModel, SwarmView,
-    TokenEvent,
+    TokenCounts, TokenEvent,
 };
 use tokio::sync::{mpsc, watch};
 use tower::ServiceExt;
@@ -100,8 +100,7 @@ pub fn hello() -> Vec<TokenEvent> {
         token("lo", 2),
         TokenEvent::Done {
             finish_reason: FinishReason::Stop,
-            prompt_tokens: 9,
-            completion_tokens: 3,
+            counts: TokenCounts { prompt: 9, completion: 3, ..TokenCounts::default() },
             trace: None,
         },
     ]
@@ -109,7 +108,7 @@ pub fn hello() -> Vec<TokenEvent> {
 
 /// One token's event.
 pub fn token(text: &str, id: u32) -> TokenEvent {
-    TokenEvent::Token { text: text.into(), id }
+    TokenEvent::Token { text: text.into(), id, logprobs: None }
 }
 
 /// A swarm that tests change by hand.

@@ -25,6 +25,7 @@ pub(super) fn request(prompt: Vec<u32>, sampling: Sampling) -> Arc<Request> {
         id: 7,
         prompt,
         sampling,
+        logprobs: None,
         max_tokens: 100,
         stop: Vec::new(),
         ignore_eos: true,
@@ -129,8 +130,9 @@ pub(super) fn answer(file: &ModelFile, layout: &Layout, prompt: &[u32], count: u
         pos += length;
         for sampled in pipeline.step(ops).unwrap() {
             if sampled.slot == ours {
-                tokens.push(sampled.token);
-                digest = sampled.logits_sha256;
+                let token = sampled.outcome.unwrap();
+                tokens.push(token.id);
+                digest = token.logits_sha256;
             }
         }
     }
