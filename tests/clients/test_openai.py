@@ -1,5 +1,6 @@
 """The openai package for Python, as people use it, against a real node."""
 
+import math
 import time
 
 import openai
@@ -80,13 +81,77 @@ def test_an_unknown_model_names_those_that_are_served(client):
 
 def test_a_field_that_cannot_be_honoured_is_named(client):
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    for param, value in [("tools", tools), ("n", 2), ("logprobs", True), ("presence_penalty", 1.0)]:
+    for param, value in [("tools", tools), ("response_format", {"type": "json_object"})]:
         with pytest.raises(openai.BadRequestError) as error:
             client.chat.completions.create(model=MODEL, messages=CAPITAL, **{param: value})
         assert error.value.code == "unsupported_parameter" and error.value.param == param
     neutral = dict(n=1, presence_penalty=0, frequency_penalty=0, logprobs=False, response_format={"type": "text"})
     answer = client.chat.completions.create(model=MODEL, messages=CAPITAL, max_tokens=2, **neutral)
     assert answer.choices
+
+
+def test_logprobs_are_probabilities_of_the_tokens_that_came(client):
+    options = dict(model=MODEL, messages=CAPITAL, temperature=0, max_tokens=24, logprobs=True, top_logprobs=5)
+    choice = client.chat.completions.create(**options).choices[0]
+    tokens = choice.logprobs.content
+    assert b"".join(bytes(token.bytes) for token in tokens).decode() == choice.message.content
+    for token in tokens:
+        assert token.logprob <= 0 and len(token.top_logprobs) == 5
+        # A greedy token is the likeliest.
+        assert token.top_logprobs[0].token == token.token and token.top_logprobs[0].logprob == token.logprob
+        assert sum(math.exp(other.logprob) for other in token.top_logprobs) <= 1.0001
+    chunks = client.chat.completions.create(stream=True, **options)
+    streamed = [c.choices[0].logprobs.content[0] for c in chunks if c.choices and c.choices[0].logprobs]
+    assert streamed == tokens
+
+
+def test_a_bias_can_ban_and_force_a_token(client):
+    options = dict(model=MODEL, messages=CAPITAL, temperature=0, max_tokens=1)
+    plain = client.chat.completions.create(logprobs=True, top_logprobs=1, **options).choices[0].message.content
+    forced = client.chat.completions.create(logit_bias={"260": 100}, **options).choices[0].message.content
+    assert forced != plain
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(logit_bias={"4000000": 1}, **options)
+    assert error.value.param == "logit_bias" and "4000000" in error.value.message
+
+
+def test_penalties_and_the_common_extensions(client):
+    repeat = [{"role": "user", "content": "Say the word yes again and again."}]
+    options = dict(model=MODEL, messages=repeat, temperature=0, max_tokens=40)
+    extra = {"repetition_penalty": 1.3, "min_p": 0.05, "typical_p": 0.95, "top_k": 40}
+    plain = client.chat.completions.create(**options).choices[0].message.content
+    varied = client.chat.completions.create(presence_penalty=1.5, frequency_penalty=1.5, extra_body=extra, **options)
+    assert varied.choices[0].message.content != plain
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(presence_penalty=2.5, **options)
+    assert error.value.param == "presence_penalty"
+
+
+def test_several_choices_share_a_prompt(client):
+    options = dict(model=MODEL, messages=CAPITAL, temperature=1.2, max_tokens=12, seed=3, n=8)
+    answer = client.chat.completions.create(**options)
+    assert [choice.index for choice in answer.choices] == list(range(8))
+    texts = [choice.message.content for choice in answer.choices]
+    assert len(set(texts)) > 1
+    one = client.chat.completions.create(**{**options, "n": 1})
+    assert one.choices[0].message.content == texts[0]
+    assert answer.usage.prompt_tokens == one.usage.prompt_tokens
+    assert answer.usage.completion_tokens > 8
+    streamed = [""] * 8
+    reasons = [None] * 8
+    for chunk in client.chat.completions.create(stream=True, **options):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+            reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    assert streamed == texts and all(reasons)
+
+
+def test_a_prompt_that_was_there_before_is_not_computed_again(client):
+    messages = [{"role": "user", "content": "Tell me about " + "the sea and " * 60 + "the sky."}]
+    options = dict(model=MODEL, messages=messages, temperature=0, max_tokens=4)
+    client.chat.completions.create(**options)
+    usage = client.chat.completions.create(**options).usage
+    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
 
 
 def test_a_prompt_longer_than_the_context(client):
