@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
+use shoal_model::ModelFile;
+use shoal_model::gguf::TensorType;
 use shoal_tests::agent::{Agent, Answer};
 use shoal_tests::bed::{Bed, MODEL, model_dir};
 use shoal_tests::process::{
@@ -97,22 +99,26 @@ fn same(these: &[Trace], those: &[Trace]) -> Result<()> {
     Ok(())
 }
 
+/// Rows of weights that lie together in memory, four columns of each.
+const ROWS: usize = 16;
 /// Bytes by which a piece of the model is known in memory.
-const PIECE: usize = 64;
+const PIECE: usize = 4 * ROWS;
 
-/// Pieces of the model file, one from each half MiB of its second half, by their first 16 bytes.
+/// Pieces of the model's later layers as an engine packs them, by their first 16 bytes: of sixteen rows of a matrix of type
+/// Q4_1 the same four bytes, one after the other.
 fn pieces() -> Result<HashMap<[u8; 16], Vec<u8>>> {
+    let blob = fs::read_dir(model_dir()?.join("blobs"))?.next().context("no model")??;
+    let file = ModelFile::open(&blob.path())?;
     let mut pieces = HashMap::new();
-    for entry in fs::read_dir(model_dir()?.join("blobs"))? {
-        let bytes = fs::read(entry?.path())?;
-        // Tensors begin at multiples of 32 in the file, and of 16 in memory.
-        for start in ((bytes.len() / 2) & !31..bytes.len() - PIECE).step_by(1 << 19) {
-            let piece = &bytes[start..start + PIECE];
-            let key: [u8; 16] = piece[..16].try_into()?;
-            if key.iter().any(|byte| *byte != key[0]) {
-                pieces.insert(key, piece.to_vec());
-            }
-        }
+    for layer in 15..30 {
+        let entry = file.tensor(&format!("blk.{layer}.ffn_down.weight")).context("a matrix")?;
+        ensure!(entry.kind() == TensorType::Q4_1, "the test knows how Q4_1 is packed, not {}", entry.kind());
+        let block = entry.kind().block_bytes() as usize;
+        let row = entry.dimensions()[0] as usize / entry.kind().block_elements() as usize * block;
+        // Behind the factor and the minimum of each row's first block.
+        let of_row = |index: usize| &file.data(entry)[index * row + 4..][..4];
+        let piece: Vec<u8> = (0..ROWS).flat_map(of_row).copied().collect();
+        pieces.insert(piece[..16].try_into()?, piece);
     }
     Ok(pieces)
 }
