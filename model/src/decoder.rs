@@ -53,6 +53,7 @@ struct Head {
 }
 
 /// The rows of one sequence in a pass.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Rows<'a> {
     /// Its place in the cache.
     pub(crate) slot: usize,
@@ -140,11 +141,16 @@ impl Decoder {
     /// Takes rows through the layers. `input` has their activations, or is empty where this holds the embedding. The
     /// result stays inside: see [`Decoder::rows`], [`Decoder::is_broken`] and [`Decoder::logits`]. Tokens, slots and
     /// positions are within bounds, and no more rows than the scratch was made for.
-    pub(crate) fn forward(&mut self, batch: &[Rows<'_>], input: &[f32]) -> Result<(), Full> {
+    pub(crate) fn forward<'a>(
+        &mut self,
+        batch: impl IntoIterator<Item = Rows<'a>, IntoIter: Clone>,
+        input: &[f32],
+    ) -> Result<(), Full> {
         self.team.begin_step();
+        let batch = batch.into_iter();
         let mut rows = 0;
         self.scratch.spans.clear();
-        for &Rows { slot, pos, tokens } in batch {
+        for Rows { slot, pos, tokens } in batch.clone() {
             self.kv.grow(slot, pos + tokens.len())?;
             self.scratch.spans.push(Span { place: slot, pos, first_row: rows, rows: tokens.len() });
             rows += tokens.len();
@@ -152,7 +158,7 @@ impl Decoder {
         let hidden = self.hidden();
         match &self.embedding {
             Some(embedding) => {
-                let tokens = batch.iter().flat_map(|rows| rows.tokens);
+                let tokens = batch.flat_map(|rows| rows.tokens);
                 for (row, &token) in self.scratch.x.chunks_exact_mut(hidden).zip(tokens) {
                     self.weights.row(embedding, token as usize, row);
                     row.iter_mut().for_each(|element| *element *= self.config.embedding_scale);

@@ -51,6 +51,9 @@ pub struct Shard {
     broken: Vec<usize>,
     /// The input of a step with broken rows, with zeros in their place.
     mended: Vec<f32>,
+    /// Of the step's rows, those whose logits are wanted.
+    wanted: Vec<usize>,
+    sampled: Vec<Sampled>,
 }
 
 impl Shard {
@@ -76,6 +79,8 @@ impl Shard {
             rows: 0,
             broken: Vec::new(),
             mended: Vec::new(),
+            wanted: Vec::new(),
+            sampled: Vec::new(),
             decoder,
         })
     }
@@ -91,7 +96,8 @@ impl Shard {
     ///   [`Shard::hidden`] numbers; empty at the first shard, which has the tokens.
     /// * `output`: cleared and filled with the same rows after this shard's layers; left empty at the last shard.
     ///
-    /// Returns what was sampled, in the order of the runs; nothing but at the last shard.
+    /// Returns what was sampled, in the order of the runs; nothing but at the last shard. A step that only runs tokens
+    /// allocates nothing once buffers have grown to their size (log-probabilities and digests that a request asks for do).
     ///
     /// A row that is not finite spoils its own request alone. It is handed on as NaN, and the last shard answers with a
     /// [`Fault`], also where no token was wanted.
@@ -100,8 +106,9 @@ impl Shard {
         step: &Step,
         input: &[f32],
         output: &mut Vec<f32>,
-    ) -> Result<Vec<Sampled>, StepError> {
+    ) -> Result<&[Sampled], StepError> {
         output.clear();
+        self.sampled.clear();
         self.slots.check(step)?;
         let rows = step.rows();
         let expected = if self.first { 0 } else { rows * self.hidden };
@@ -111,18 +118,19 @@ impl Shard {
         self.slots.apply(step, &mut self.decoder);
         self.rows = 0;
         if rows == 0 {
-            return Ok(Vec::new());
+            return Ok(&[]);
         }
         self.forward(step, input)?;
         self.rows = rows;
         if self.last {
-            return Ok(self.answer(step));
+            self.answer(step);
+            return Ok(&self.sampled);
         }
         output.extend_from_slice(self.decoder.rows(rows));
         for &row in &self.broken {
             output[row * self.hidden..(row + 1) * self.hidden].fill(f32::NAN);
         }
-        Ok(Vec::new())
+        Ok(&[])
     }
 
     /// The logits of any row of the step carried out last, to measure them; a step computes those that it samples from
@@ -147,46 +155,24 @@ impl Shard {
             }
             input = &self.mended;
         }
-        let batch: Vec<Rows<'_>> = step.ops.iter().filter_map(rows_of).collect();
+        let batch = step.ops.iter().filter_map(rows_of);
         let number = step.number;
-        self.decoder.forward(&batch, input).map_err(|source| StepError::Full { step: number, source })?;
+        self.decoder.forward(batch, input).map_err(|source| StepError::Full { step: number, source })?;
         let rows = (0..step.rows()).filter(|&row| self.decoder.is_broken(row));
         self.broken.extend(rows);
         Ok(())
     }
 
     /// Answers the runs of a step, at the last shard.
-    fn answer(&mut self, step: &Step) -> Vec<Sampled> {
-        let mut runs = Vec::new();
-        let mut wanted = Vec::new();
-        let mut end = 0;
-        for op in &step.ops {
-            let Op::Run { slot, tokens, want, .. } = op else { continue };
-            let start = end;
-            end += tokens.len();
-            let rows = match want {
-                Want::Nothing => 0,
-                Want::Sample => 1,
-                Want::Verify { drafted } => usize::from(*drafted) + 1,
-            };
-            let broken = self.broken.iter().any(|row| (start..end).contains(row));
-            let rows = if broken { 0 } else { rows };
-            wanted.extend(end - rows..end);
-            if rows > 0 || broken {
-                runs.push(Run {
-                    slot: *slot,
-                    guesses: &tokens[tokens.len() - rows.saturating_sub(1)..],
-                    rows,
-                });
-            }
-        }
-        let Shard { decoder, slots, sampler, .. } = self;
-        let logits = if wanted.is_empty() { &[] } else { decoder.logits(&wanted) };
+    fn answer(&mut self, step: &Step) {
+        let Shard { decoder, slots, sampler, broken, wanted, sampled, .. } = self;
+        wanted.clear();
+        wanted.extend(runs(step, broken).flat_map(|run| run.end - run.rows..run.end));
+        let logits = if wanted.is_empty() { &[] } else { decoder.logits(wanted) };
         let mut logits = logits.chunks_exact((logits.len() / wanted.len().max(1)).max(1));
-        let mut sampled = Vec::with_capacity(wanted.len());
-        for run in runs {
+        for run in runs(step, broken) {
             let mut put = |outcome| sampled.push(Sampled { step: step.number, slot: run.slot, outcome });
-            if run.rows == 0 {
+            if run.broken {
                 put(Err(Fault::Activations));
                 continue;
             }
@@ -207,8 +193,26 @@ impl Shard {
                 put(outcome);
             }
         }
-        sampled
     }
+}
+
+/// The runs of a step that are answered; `broken` are the rows that are not finite.
+fn runs<'a>(step: &'a Step, broken: &'a [usize]) -> impl Iterator<Item = Run<'a>> {
+    let mut end = 0;
+    step.ops.iter().filter_map(move |op| {
+        let Op::Run { slot, tokens, want, .. } = op else { return None };
+        let start = end;
+        end += tokens.len();
+        let broken = broken.iter().any(|row| (start..end).contains(row));
+        let rows = match want {
+            _ if broken => 0,
+            Want::Nothing => 0,
+            Want::Sample => 1,
+            Want::Verify { drafted } => usize::from(*drafted) + 1,
+        };
+        let guesses = &tokens[tokens.len() - rows.saturating_sub(1)..];
+        (rows > 0 || broken).then_some(Run { slot: *slot, end, guesses, rows, broken })
+    })
 }
 
 /// The rows of a run.
@@ -248,8 +252,12 @@ fn choose(
 /// A run that is answered.
 struct Run<'a> {
     slot: u16,
+    /// One past its last row.
+    end: usize,
     /// The tokens that are right as long as they are the ones chosen.
     guesses: &'a [u32],
-    /// Rows with logits; none of a broken run.
+    /// Its last rows that have logits.
     rows: usize,
+    /// One of its rows is not finite.
+    broken: bool,
 }

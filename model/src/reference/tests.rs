@@ -227,7 +227,7 @@ fn kernels_agree(model: &SyntheticModel) {
         sampled: 4,
     };
     let mut kernels = decoder::Decoder::load(&loading, &mut |_| ()).unwrap();
-    kernels.forward(&[Rows { slot: 0, pos: 0, tokens: &tokens }], &[]).unwrap();
+    kernels.forward([Rows { slot: 0, pos: 0, tokens: &tokens }], &[]).unwrap();
     let blocks = model.matrices.block_elements() > 1;
     for row in [0, 17, 39] {
         let error = error(kernels.logits(&[row]), &values(&expected.get(row).unwrap()));
@@ -309,7 +309,7 @@ proptest! {
         for cut in cuts {
             let runs = [0, 1].map(|slot| tokens(320)[pos + slot..pos + slot + cut].to_vec());
             let rows = [0, 1].map(|slot| Rows { slot, pos, tokens: &runs[slot] });
-            kernels.forward(&rows, &[]).unwrap();
+            kernels.forward(rows, &[]).unwrap();
             for (slot, cache) in caches.iter_mut().enumerate() {
                 let expected = reference.forward(cache, &runs[slot], pos).unwrap().get(cut - 1).unwrap();
                 let error = distance(kernels.logits(&[slot * cut + cut - 1]), &values(&expected));

@@ -1,15 +1,20 @@
 //! The rules of a step, checked before anything of it is carried out.
 
+use smallvec::SmallVec;
+
 use super::error::StepError;
 use super::slots::Sequence;
 use crate::step::{MAX_DRAFT, MAX_RUN_TOKENS, Op, Want};
+
+/// So many slots and fewer are looked at without memory of their own.
+const FEW: usize = 32;
 
 /// The slots as they would be after the operations checked so far.
 pub(super) struct Trial<'a> {
     step: u64,
     /// As they are before the step.
     sequences: &'a [Option<Sequence>],
-    slots: Vec<State<'a>>,
+    slots: SmallVec<[State<'a>; FEW]>,
     requests: u16,
     context: u32,
     vocab: u32,

@@ -66,8 +66,11 @@ impl Slots {
         match op {
             Op::Admit { slot, request } => {
                 let digest = request.trace.then(Sha256::default);
+                let context = self.context as usize;
                 if let Some(place) = self.sequences.get_mut(usize::from(*slot)) {
-                    let tokens = place.take().map_or_else(Vec::new, |before| before.tokens);
+                    let mut tokens = place.take().map_or_else(Vec::new, |before| before.tokens);
+                    // Room for all that may come, so that no token has to make any.
+                    tokens.reserve_exact(context.min(request.prompt.len() + request.max_tokens as usize));
                     *place = Some(Sequence { request: Some(Arc::clone(request)), tokens, digest });
                 }
             }

@@ -36,7 +36,8 @@ impl Compute for Shard {
         input: &[f32],
         output: &mut Vec<f32>,
     ) -> Result<Vec<Sampled>, ComputeError> {
-        Shard::execute(self, step, input, output).map_err(|error| ComputeError::Step(error.to_string()))
+        let sampled = Shard::execute(self, step, input, output);
+        sampled.map(<[Sampled]>::to_vec).map_err(|error| ComputeError::Step(error.to_string()))
     }
 }
 

@@ -72,7 +72,7 @@ impl Pipeline {
         let (mut input, mut output) = (Vec::new(), Vec::new());
         let mut sampled = Vec::new();
         for shard in &mut self.shards {
-            sampled = shard.execute(&step, &input, &mut output)?;
+            sampled = shard.execute(&step, &input, &mut output)?.to_vec();
             std::mem::swap(&mut input, &mut output);
         }
         assert!(input.is_empty(), "the last stage passes no activations on");

@@ -115,7 +115,7 @@ fn agrees_with_a_reference_in_f64() {
         let mut decoder = Decoder::load(&loading, &mut |_| {}).unwrap();
         let reference = Reference::new(&file, &model);
         let tokens: Vec<u32> = (0..24).map(|i| (i * 37 + 11) % 320).collect();
-        decoder.forward(&[Rows { slot: 1, pos: 0, tokens: &tokens }], &[]).unwrap();
+        decoder.forward([Rows { slot: 1, pos: 0, tokens: &tokens }], &[]).unwrap();
         let rows: Vec<usize> = vec![0, 23];
         let logits = decoder.logits(&rows).to_vec();
         for (row, logits) in rows.iter().zip(logits.chunks(320)) {

@@ -98,7 +98,7 @@ impl Instance {
     fn step(&mut self) -> bool {
         let start = Instant::now();
         let Some(step) = self.batch.plan(start) else { return false };
-        let samples = self.shard.execute(&step, &[], &mut Vec::new()).unwrap();
+        let samples = self.shard.execute(&step, &[], &mut Vec::new()).unwrap().to_vec();
         // Rows that cost nothing invite guesses and wide chunks.
         self.batch.sampled(samples, Duration::from_micros(500));
         true

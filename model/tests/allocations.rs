@@ -1,0 +1,119 @@
+//! The token path allocates nothing: a counting allocator looks on.
+#![expect(clippy::unwrap_used, reason = "a test; clippy sees that only in test functions themselves")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use shoal_model::gguf::TensorType;
+use shoal_model::synthetic::{Family, SyntheticModel};
+use shoal_model::{ModelFile, Op, Request, Sampling, Shard, ShardSpec, Step, Want};
+
+/// Allocations of all threads.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+// SAFETY: everything is done by the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(place, layout) }
+    }
+
+    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(place, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const SLOTS: u16 = 3;
+const PROMPT: u32 = 20;
+/// Steps until every buffer has its size.
+const WARM: u32 = 20;
+/// Steps of a stretch that is looked at: over the end of a page at least.
+const STRETCH: u32 = 100;
+/// Stretches: over the end of a split of attention.
+const STRETCHES: u32 = 3;
+const COUNTED: u32 = STRETCHES * STRETCH;
+
+/// Decodes in all slots, greedily and by draws, and counts the allocations of each stretch.
+fn allocations(model: &SyntheticModel, threads: usize) -> Vec<usize> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    model.write(&path).unwrap();
+    let file = ModelFile::open(&path).unwrap();
+    let context = PROMPT + WARM + COUNTED + 1;
+    let spec = ShardSpec { layers: 0..model.layers, context, slots: SLOTS, threads };
+    let mut shard = Shard::load(&file, &spec, &mut |_| {}).unwrap();
+    let mut tokens = [0; SLOTS as usize];
+    let mut ops = Vec::new();
+    for slot in 0..SLOTS {
+        let drawn = Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, ..Sampling::GREEDY };
+        let request = Request {
+            id: slot.into(),
+            prompt: (0..PROMPT).map(|i| (i * 7 + u32::from(slot)) % 300).collect(),
+            sampling: if slot == 0 { Sampling::GREEDY } else { drawn },
+            max_tokens: WARM + COUNTED + 1,
+            stop: Vec::new(),
+            ignore_eos: true,
+            trace: false,
+            logprobs: None,
+        };
+        let tokens = request.prompt.clone();
+        ops.push(Op::Admit { slot, request: Arc::new(request) });
+        ops.push(Op::Run { slot, pos: 0, tokens, want: Want::Sample });
+    }
+    let mut step = Step { number: 1, ops };
+    let mut output = Vec::new();
+    let mut counts = Vec::with_capacity(STRETCHES as usize + 1);
+    for index in 0..WARM + COUNTED {
+        if index >= WARM && (index - WARM).is_multiple_of(STRETCH) {
+            counts.push(COUNT.load(Ordering::Relaxed));
+        }
+        for sampled in shard.execute(&step, &[], &mut output).unwrap() {
+            tokens[usize::from(sampled.slot)] = sampled.outcome.as_ref().unwrap().id;
+        }
+        step.number += 1;
+        if index == 0 {
+            let run = |slot| Op::Run { slot, pos: 0, tokens: vec![0], want: Want::Sample };
+            step.ops = (0..SLOTS).map(run).collect();
+        }
+        for (op, token) in step.ops.iter_mut().zip(tokens) {
+            let Op::Run { pos, tokens, .. } = op else { unreachable!() };
+            *pos = PROMPT + index;
+            tokens[0] = token;
+        }
+    }
+    counts.push(COUNT.load(Ordering::Relaxed));
+    counts.windows(2).map(|pair| pair[1] - pair[0]).collect()
+}
+
+/// One test, because what another one allocated meanwhile would be counted, too.
+#[test]
+fn a_step_that_decodes_allocates_nothing() {
+    for threads in [1, 2] {
+        for family in Family::ALL {
+            for kind in [TensorType::Q4_1, TensorType::Q8_0, TensorType::F16] {
+                let model = SyntheticModel { family, matrices: kind, ..SyntheticModel::default() };
+                let counts = allocations(&model, threads);
+                println!(
+                    "{family:?} {kind}, {threads} threads, {STRETCH} steps of {SLOTS} tokens: {counts:?}"
+                );
+                // A thread allocates when it begins, which may be at any time; what a step allocates shows in every stretch.
+                assert_eq!(counts.iter().min(), Some(&0), "{family:?} {kind} {threads}: {counts:?}");
+                assert!(counts.iter().sum::<usize>() < threads, "{family:?} {kind} {threads}: {counts:?}");
+            }
+        }
+    }
+}
