@@ -20,6 +20,8 @@ pub use candle_core::{Device, Tensor};
 
 use crate::config::{Activation, ConfigError, DecoderConfig, Pairs};
 pub use load::Weights;
+#[cfg(test)]
+pub(crate) use load::stored_as;
 
 /// Why there is no result.
 #[derive(Debug, thiserror::Error)]

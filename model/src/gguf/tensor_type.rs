@@ -23,6 +23,23 @@ pub enum TensorType {
 }
 
 impl TensorType {
+    /// All of them.
+    pub const ALL: [TensorType; 13] = [
+        TensorType::F32,
+        TensorType::F16,
+        TensorType::BF16,
+        TensorType::Q4_0,
+        TensorType::Q4_1,
+        TensorType::Q5_0,
+        TensorType::Q5_1,
+        TensorType::Q8_0,
+        TensorType::Q2K,
+        TensorType::Q3K,
+        TensorType::Q4K,
+        TensorType::Q5K,
+        TensorType::Q6K,
+    ];
+
     /// All of them, for people.
     pub const NAMES: &'static str =
         "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K";

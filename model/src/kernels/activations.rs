@@ -22,10 +22,10 @@ impl Int8Block {
     pub(super) const ZERO: Int8Block =
         Int8Block { values: [0; COLUMNS], factor: 0.0, sum: 0.0, halves: [0; 2] };
 
-    /// The values of four neighbouring columns.
+    /// The values of four neighbouring columns, the first one lowest.
     #[inline(always)]
-    pub(super) fn group(&self, group: usize) -> &[i8; 4] {
-        &self.values.as_chunks::<4>().0[group]
+    pub(super) fn group(&self, group: usize) -> i32 {
+        i32::from_le_bytes(self.values.as_chunks::<4>().0[group].map(|value| value as u8))
     }
 
     /// Stores 32 numbers, rounded to the nearest, ties to even. If one of them is not finite, the factor is not a number,

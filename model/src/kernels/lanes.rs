@@ -78,9 +78,10 @@ pub(crate) trait Lanes: Copy + Send + Sync + 'static {
 
     /// Sums that begin with the same number in each lane.
     fn sums(self, start: i32) -> Self::Sums;
-    /// Adds to each lane the dot product of its four weights, 0 to 63, with four activations, -127 to 127. Between two
+    /// Adds to each lane the dot product of its four weights, 0 to 63, with four activations, -127 to 127 (the bytes of an
+    /// i32, the first one lowest). Between two
     /// flushes the products of a pair of neighbours may add up to no more than an i16 holds.
-    fn dot(self, sums: Self::Sums, weights: Self::Bytes, activations: &[i8; 4]) -> Self::Sums;
+    fn dot(self, sums: Self::Sums, weights: Self::Bytes, activations: i32) -> Self::Sums;
     /// Makes room for more products.
     fn flush(self, sums: Self::Sums) -> Self::Sums;
     /// The sums, flushed.
@@ -89,7 +90,7 @@ pub(crate) trait Lanes: Copy + Send + Sync + 'static {
     /// Zero sums for [`Lanes::dot_signed`] with activations that add up to `activations`.
     fn signed_sums(self, activations: i32) -> Self::I32;
     /// As [`Lanes::dot`] for weights from -127 to 127; they need no flush.
-    fn dot_signed(self, sums: Self::I32, weights: Self::Bytes, activations: &[i8; 4]) -> Self::I32;
+    fn dot_signed(self, sums: Self::I32, weights: Self::Bytes, activations: i32) -> Self::I32;
 
     /// Asks for the cache line at an address that need not be valid.
     fn prefetch(self, at: *const u8);

