@@ -28,11 +28,11 @@ struct Reference {
     first: Vec<usize>,
 }
 
-/// Log-probabilities.
-fn normal(logits: &[f32]) -> impl Iterator<Item = f64> + use<'_> {
+/// What is taken from logits to make log-probabilities of them.
+fn log_total(logits: &[f32]) -> f64 {
     let largest = logits.iter().copied().fold(f32::MIN, f32::max);
-    let total: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();
-    logits.iter().map(move |&logit| f64::from(logit - largest) - total.ln())
+    let total: f64 = logits.iter().map(|&logit| f64::from((logit - largest).exp())).sum();
+    f64::from(largest) + total.ln()
 }
 
 fn first(logits: &[f32]) -> Option<usize> {
@@ -56,14 +56,15 @@ fn compare(name: &str, yardstick: &str) -> Outcome {
             exact = decoder.forward(&mut cache, run, pos)?.to_vec2()?;
         }
         let exact = &exact[row];
-        let mut divergence = 0.0;
-        for (token, (reference_log, ours)) in normal(exact).zip(normal(ours)).enumerate() {
-            divergence += reference_log.exp() * (reference_log - ours);
-            if tokens.get(pos + 1) == Some(&(token as u32)) {
-                errors.push((reference_log - reference.next[pos]).abs());
-            }
+        let (exact_total, our_total) = (log_total(exact), log_total(ours));
+        let divergences = exact.iter().zip(ours).map(|(&exact, &ours)| {
+            let log = f64::from(exact) - exact_total;
+            f64::from((log as f32).exp()) * (log - (f64::from(ours) - our_total))
+        });
+        kl.push(divergences.sum());
+        if let Some(&next) = tokens.get(pos + 1) {
+            errors.push((f64::from(exact[next as usize]) - exact_total - reference.next[pos]).abs());
         }
-        kl.push(divergence);
         agrees.push(f64::from(u8::from(first(ours) == first(exact))));
         same += usize::from(first(exact) == Some(reference.first[pos]));
         Ok(())
