@@ -9,7 +9,6 @@
 //! threads, else by the calling one.
 
 mod load;
-mod rows;
 mod scratch;
 
 pub use load::LoadError;
@@ -20,11 +19,11 @@ use crate::config::{Activation, DecoderConfig, Rotary};
 use crate::kernels::activations::{Form, finite};
 use crate::kernels::attention::{Heads, LayerCache, Span, attend};
 use crate::kernels::matmul::{Gating, multiply, multiply_gated};
+use crate::kernels::rows::{self, Residual};
 use crate::kernels::rowwise::Gate;
 use crate::kernels::team::Team;
 use crate::kernels::weights::{Matrix, Weights};
 use crate::kv::{Full, KvCache};
-use rows::Residual;
 use scratch::Scratch;
 
 /// The weights of one layer.
@@ -193,12 +192,10 @@ impl Decoder {
     /// the scratch was made for. Logits of broken weights are not finite, and sampling finds them so.
     pub(crate) fn logits(&mut self, rows: &[usize]) -> &[f32] {
         let Some(head) = &self.head else { return &[] };
-        let residual = Residual { add: None, norm: &head.norm, eps: self.config.norm_eps };
-        let scratch = &mut self.scratch;
-        let forms = forms(&[&head.matrix]);
-        scratch.normed_rows(&mut self.team, residual, rows.len(), &|index| rows[index], forms);
+        let Scratch { x, normed, activations, logits, .. } = &mut self.scratch;
+        let into = (&mut *activations, forms(&[&head.matrix]));
+        rows::norm_some(&mut self.team, (&head.norm, self.config.norm_eps), (x, rows), normed, into);
         let vocab = head.matrix.outputs();
-        let Scratch { activations, logits, .. } = scratch;
         let matrices = [head.matrix];
         multiply(&mut self.team, &self.weights, &matrices, activations, rows.len(), (logits, vocab));
         &logits[..rows.len() * vocab]
@@ -212,10 +209,11 @@ impl Decoder {
         let residual = Residual { add: pending(&self.layers, index), norm: &layer.attn_norm, eps };
         let (team, scratch) = (&mut self.team, &mut self.scratch);
         let [q, k, v] = &layer.qkv;
-        scratch.normed_rows(team, residual, rows, &|row| row, forms(&[q, k, v]));
+        let Scratch { x, delta, normed, activations, qkv, qkv_width, .. } = scratch;
+        let into = (&mut *activations, forms(&[q, k, v]));
+        rows::add_and_norm(team, residual, [x, delta, normed], into, rows);
 
-        let stride = scratch.qkv_width;
-        let Scratch { activations, qkv, .. } = scratch;
+        let stride = *qkv_width;
         multiply(team, &self.weights, &layer.qkv, activations, rows, (qkv, stride));
 
         let turns = if layer.window.is_some() { &scratch.window_turns } else { &scratch.turns };
@@ -230,12 +228,12 @@ impl Decoder {
         let qkv = (&mut scratch.qkv[..], stride);
         rows::turn(team, &turn, turns, &scratch.spans, qkv, &self.kv.writer(index));
 
-        let Scratch { qkv, attended, attention, spans, .. } = scratch;
+        let Scratch { qkv, attended, attended_width, attention, spans, activations, delta, .. } = scratch;
         let cache = LayerCache { cache: &self.kv, layer: index, window: layer.window };
         attend(team, attention, heads, cache, spans, (qkv, stride), attended);
 
-        scratch.store_attended(team, rows, forms(&[&layer.attn_output]));
-        let Scratch { activations, delta, .. } = scratch;
+        let into = (&mut *activations, forms(&[&layer.attn_output]));
+        rows::store(team, (attended, *attended_width), into, rows);
         let hidden = self.config.hidden as usize;
         multiply(team, &self.weights, &[layer.attn_output], activations, rows, (delta, hidden));
     }
@@ -247,9 +245,10 @@ impl Decoder {
         let add = Some(layer.post_attention_norm.as_deref());
         let residual = Residual { add, norm: &layer.ffn_norm, eps };
         let (team, scratch) = (&mut self.team, &mut self.scratch);
-        scratch.normed_rows(team, residual, rows, &|row| row, forms(&[&layer.gate, &layer.up]));
+        let Scratch { x, delta, normed, activations, gated, .. } = scratch;
+        let into = (&mut *activations, forms(&[&layer.gate, &layer.up]));
+        rows::add_and_norm(team, residual, [x, delta, normed], into, rows);
 
-        let Scratch { activations, gated, delta, .. } = scratch;
         let halves = [&layer.gate, &layer.up];
         let gating = Gating { kind: Gate::from(self.config.activation), form: layer.down.packing().form() };
         multiply_gated(team, &self.weights, halves, activations, rows, gating, gated);
@@ -260,7 +259,8 @@ impl Decoder {
     /// Adds what the last layer left.
     fn finish(&mut self, rows: usize) {
         let norm = pending(&self.layers, self.layers.len()).flatten();
-        self.scratch.add_delta(&mut self.team, rows, norm, self.config.norm_eps);
+        let Scratch { x, delta, hidden, .. } = &mut self.scratch;
+        rows::add_rows(&mut self.team, [x, delta], (norm, self.config.norm_eps), (rows, *hidden));
     }
 }
 

@@ -8,10 +8,12 @@
 pub(crate) mod activations;
 pub(crate) mod arena;
 pub(crate) mod attention;
-pub(crate) mod disjoint;
+pub(crate) mod cache;
+mod disjoint;
 mod ggml;
 pub(crate) mod lanes;
 pub(crate) mod matmul;
+pub(crate) mod rows;
 pub(crate) mod rowwise;
 pub(crate) mod stored;
 pub(crate) mod team;

@@ -8,8 +8,8 @@ pub use pages::{Full, PAGE, PageCopy, Pages, pages_for};
 
 use crate::kernels::arena::Arena;
 use crate::kernels::attention::Heads;
-use crate::kernels::disjoint::Disjoint;
-use crate::kernels::lanes::{Kernel, LANES, Lanes, Path};
+use crate::kernels::cache::LayerWriter;
+use crate::kernels::lanes::LANES;
 
 /// Sequences that may stay in the cache beside those that run, so that what they begin with can be used again; they hold
 /// pages only as long as nobody else needs them.
@@ -76,12 +76,8 @@ impl KvCache {
     /// For writing into a layer, counted from the shard's first.
     pub(crate) fn writer(&mut self, layer: usize) -> LayerWriter<'_> {
         let range = self.layer(layer);
-        LayerWriter {
-            keys: Disjoint::new(&mut self.keys[range.clone()]),
-            values: Disjoint::new(&mut self.values[range]),
-            pages: &self.pages,
-            heads: self.heads,
-        }
+        let (keys, values) = (&mut self.keys[range.clone()], &mut self.values[range]);
+        LayerWriter::new([keys, values], &self.pages, self.heads)
     }
 
     /// Makes room for the first `len` positions of a sequence.
@@ -110,66 +106,5 @@ impl KvCache {
     /// Empties a place.
     pub(crate) fn free(&mut self, place: usize) {
         self.pages.free(place);
-    }
-}
-
-/// One layer, into which several threads write, each its own positions.
-pub(crate) struct LayerWriter<'a> {
-    keys: Disjoint<'a, f16>,
-    values: Disjoint<'a, f16>,
-    pages: &'a Pages,
-    heads: Heads,
-}
-
-impl LayerWriter<'_> {
-    /// Writes one position; `keys` and `values` hold `kv_heads * dim` numbers.
-    ///
-    /// # Safety
-    /// Nobody else writes the same position of the same sequence meanwhile, and nobody reads it.
-    pub(crate) unsafe fn write(&self, path: Path, place: usize, pos: usize, keys: &[f32], values: &[f32]) {
-        let Heads { kv_heads, dim, .. } = self.heads;
-        let (padded, size) = (self.heads.padded(), self.heads.page_elements());
-        let page = self.pages.of(place)[pos / PAGE] as usize;
-        for head in 0..kv_heads {
-            let start = (page * kv_heads + head) * size;
-            let of_head = head * dim..(head + 1) * dim;
-            let mut pieces = [f16::ZERO; LANES];
-            for (index, piece) in keys[of_head.clone()].chunks(LANES).enumerate() {
-                path.run(Halve { from: piece, to: &mut pieces });
-                for (d, &element) in pieces[..piece.len()].iter().enumerate() {
-                    let at = start + (index * LANES + d) * PAGE + pos % PAGE;
-                    // SAFETY: the caller's promise: this element is of that position.
-                    unsafe { self.keys.write(at, element) };
-                }
-            }
-            for (index, piece) in values[of_head].chunks(LANES).enumerate() {
-                path.run(Halve { from: piece, to: &mut pieces });
-                let at = start + pos % PAGE * padded + index * LANES;
-                // SAFETY: as above.
-                unsafe { self.values.part(at..at + piece.len()) }.copy_from_slice(&pieces[..piece.len()]);
-            }
-        }
-    }
-}
-
-/// Rounds up to sixteen numbers to f16.
-struct Halve<'a> {
-    from: &'a [f32],
-    to: &'a mut [f16; LANES],
-}
-
-impl Kernel for Halve<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self, lanes: L) {
-        match self.from.as_array::<LANES>() {
-            Some(from) => lanes.store_f16(self.to, lanes.load(from)),
-            None => {
-                let mut from = [0.0; LANES];
-                from[..self.from.len()].copy_from_slice(self.from);
-                lanes.store_f16(self.to, lanes.load(&from));
-            }
-        }
     }
 }

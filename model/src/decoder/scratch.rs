@@ -3,37 +3,7 @@
 use crate::config::DecoderConfig;
 use crate::kernels::activations::{Activations, Form};
 use crate::kernels::attention::{AttentionScratch, Heads, Span};
-
-/// Cosines and sines of the angles by which each row's heads are turned.
-pub(super) struct Turns {
-    cosines: Vec<f32>,
-    sines: Vec<f32>,
-    pairs: usize,
-}
-
-impl Turns {
-    fn new(rows: usize, pairs: usize) -> Turns {
-        Turns { cosines: Vec::with_capacity(rows * pairs), sines: Vec::with_capacity(rows * pairs), pairs }
-    }
-
-    /// Computes the angles of all rows' positions.
-    pub(super) fn set(&mut self, spans: &[Span], frequencies: &[f64]) {
-        self.cosines.clear();
-        self.sines.clear();
-        for pos in spans.iter().flat_map(|span| span.pos..span.pos + span.rows) {
-            for frequency in frequencies {
-                let (sin, cos) = (pos as f64 * frequency).sin_cos();
-                self.cosines.push(cos as f32);
-                self.sines.push(sin as f32);
-            }
-        }
-    }
-
-    pub(super) fn of(&self, row: usize) -> (&[f32], &[f32]) {
-        let pairs = row * self.pairs..(row + 1) * self.pairs;
-        (&self.cosines[pairs.clone()], &self.sines[pairs])
-    }
-}
+use crate::kernels::rows::Turns;
 
 /// Buffers for the widest step.
 pub(super) struct Scratch {
