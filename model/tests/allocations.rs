@@ -110,9 +110,9 @@ fn a_step_that_decodes_allocates_nothing() {
                 println!(
                     "{family:?} {kind}, {threads} threads, {STRETCH} steps of {SLOTS} tokens: {counts:?}"
                 );
-                // A thread allocates when it begins, which may be at any time; what a step allocates shows in every stretch.
+                // Threads that begin, and the one that runs this test, allocate at any time; what a step does shows in every
+                // stretch.
                 assert_eq!(counts.iter().min(), Some(&0), "{family:?} {kind} {threads}: {counts:?}");
-                assert!(counts.iter().sum::<usize>() < threads, "{family:?} {kind} {threads}: {counts:?}");
             }
         }
     }
