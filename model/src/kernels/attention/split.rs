@@ -6,11 +6,13 @@ use half::f16;
 
 use super::super::lanes::{Kernel, LANES, Lanes};
 use super::super::tiles::LINE;
-use super::{Attention, SPLIT};
+use super::{Attention, SPLIT, View};
 use crate::kv::PAGE;
 
 /// Queries whose scores are computed together: each element of the cache that is read serves all of them.
 pub(super) const QUERIES: usize = 4;
+/// Pages that are asked for before they are read. Two were measured to bring no more.
+const AHEAD: usize = 1;
 /// Groups of sixteen positions in a page.
 const POSITION_GROUPS: usize = PAGE / LANES;
 
@@ -121,10 +123,7 @@ impl<'b> Reduce<'_, 'b> {
         let pages = seen.start / PAGE..seen.end.div_ceil(PAGE);
         for page in pages.clone() {
             let (keys, _) = self.page(page);
-            let next = match page + 1 < pages.end {
-                true => self.page(page + 1).0,
-                false => self.page(pages.start).1,
-            };
+            let next = self.ahead(&pages, page - pages.start);
             // A row for each dimension, the positions in groups of sixteen.
             let rows = &keys.as_chunks::<LANES>().0.as_chunks::<POSITION_GROUPS>().0[..dim];
             let next = next.as_chunks::<LANES>().0;
@@ -153,6 +152,27 @@ impl<'b> Reduce<'_, 'b> {
                 }
             }
         }
+    }
+
+    /// What is read [`AHEAD`] pages after the split's `at`-th: its keys come first, then its values, then the keys of the next
+    /// split, or of the next head. Where nothing follows, something that is there.
+    #[inline(always)]
+    fn ahead(&self, pages: &Range<usize>, at: usize) -> &'b [f16] {
+        let (at, count) = (at + AHEAD, pages.len());
+        if at < count {
+            return self.page(pages.start + at).0;
+        }
+        if at < 2 * count {
+            return self.page(pages.start + at - count).1;
+        }
+        let view = self.attention.view;
+        let following = (self.split + 1) * (SPLIT / PAGE) + at - 2 * count;
+        if following < view.pages.len() {
+            return view.page(following).0;
+        }
+        let next_head = (view.kv_head + 1).min(view.heads.kv_heads - 1);
+        let first = self.attention.splits().start * (SPLIT / PAGE) + at - 2 * count;
+        View { kv_head: next_head, ..view }.page(first.min(view.pages.len() - 1)).0
     }
 
     /// The keys and the values of a page of the split.
@@ -197,9 +217,8 @@ impl<'b> Reduce<'_, 'b> {
             let positions = seen.start.max(page * PAGE)..seen.end.min((page + 1) * PAGE);
             let skip = (positions.start - page * PAGE) * vectors + start;
             let rows = self.page(page).1.as_chunks::<LANES>().0[skip..].chunks(vectors);
-            // After the last page the next split begins with its keys; where there is none nothing is lost.
-            let next =
-                self.page((page + 1).min(pages.end - 1)).1.as_chunks::<LANES>().0[skip..].chunks(vectors);
+            let next = self.ahead(&pages, pages.len() + page - pages.start);
+            let next = next.as_chunks::<LANES>().0[skip..].chunks(vectors);
             for ((position, row), next) in positions.zip(rows).zip(next) {
                 let (Some(row), Some(next)) = (row.first_chunk::<W>(), next.first_chunk::<W>()) else {
                     break;
