@@ -108,7 +108,8 @@ impl Batch {
         self.follow();
         let mut runs = Vec::new();
         self.shape = Shape::default();
-        let prompts = self.prompts(ready.len());
+        let held_up = self.places.active().filter(|(_, active)| active.is_held_up(now)).count();
+        let prompts = self.prompts(ready.len() + held_up);
         let decoding = self.decode(&ready, prompts.is_empty(), &mut runs);
         self.shape.decode = decoding;
         self.prefill(&prompts, &mut runs);

@@ -105,6 +105,11 @@ impl Active {
         self.delivery.flush(now)
     }
 
+    /// Whether a token is to be run as soon as its reader is back, which is expected soon.
+    pub(super) fn is_held_up(&self, now: Instant) -> bool {
+        self.next.is_some() && self.delivery.is_briefly_behind(now)
+    }
+
     /// Ends the request with a failure.
     pub(super) fn fail(mut self, failure: Failure) {
         self.delivery.fail(failure);

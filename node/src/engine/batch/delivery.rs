@@ -8,6 +8,9 @@ use crate::engine::session::{Event, Failure, Outlet};
 /// How long a reader may take nothing before its answer is given up: it holds a slot that others wait for.
 pub const READER_DEADLINE: Duration = Duration::from_secs(60);
 
+/// A reader that was behind for no longer is expected back before the next step has ended.
+const BRIEFLY: Duration = Duration::from_secs(1);
+
 /// How a reader keeps up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reader {
@@ -59,6 +62,11 @@ impl Delivery {
             format!("nothing of the answer was read for {} s, so it was given up", READER_DEADLINE.as_secs());
         self.fail(Failure::Unread(text));
         Reader::Gone
+    }
+
+    /// Whether the reader is behind and has been for a moment only.
+    pub fn is_briefly_behind(&self, now: Instant) -> bool {
+        self.behind_since.is_some_and(|since| now.duration_since(since) < BRIEFLY)
     }
 
     /// Whether everything was handed over.

@@ -9,8 +9,9 @@ use shoal_model::step::{MAX_DRAFT, MAX_RUN_TOKENS};
 const HOLD_UP: f64 = 1.0;
 /// Rows of a prompt beside others' tokens before their cost was measured.
 const FIRST_ROWS: usize = 8;
-/// Rows of a prompt that are run in any case, so that it gets on.
-const LEAST_ROWS: usize = 2;
+/// Rows of a prompt that are run in any case, so that it gets on. At a depth of thousands of tokens a row may cost as much
+/// as a step of others.
+const LEAST_ROWS: usize = 1;
 /// Steps with prompts after which one goes without, so that what a step costs by itself is not forgotten.
 const LOOK_AFTER: u32 = 64;
 /// How much a new measurement weighs against those before it.
@@ -69,7 +70,7 @@ impl Pace {
         }
     }
 
-    /// Rows of prompts that may go into a step in which `decode` other rows are; 0 asks for a step without, to measure.
+    /// Rows of prompts that may go into a step beside `decode` other rows, or rows that are held up by it; 0 asks for a step without, to measure.
     pub fn prompt_rows(&self, decode: usize) -> usize {
         if decode == 0 {
             return MAX_RUN_TOKENS;
@@ -163,7 +164,7 @@ mod tests {
     #[test]
     fn a_step_with_a_prompt_takes_no_longer_than_two_steps_without() {
         for (alone_us, row_us) in
-            [(3_000u64, 250u64), (3_000, 30), (40_000, 3_000), (40_000, 150), (1_000, 900)]
+            [(3_000u64, 250u64), (3_000, 30), (40_000, 3_000), (40_000, 150), (1_000, 900), (1_000, 1_500)]
         {
             let mut pace = Pace::new(4);
             let took = |prompt: usize| Duration::from_micros(alone_us + row_us * prompt as u64);

@@ -552,3 +552,22 @@ fn a_request_can_be_cancelled_in_every_phase() {
         );
     }
 }
+
+/// A reader that is behind for a moment wants its next token soon: no prompt fills the step before it.
+#[test]
+fn a_reader_behind_for_a_moment_is_not_held_up_by_a_whole_chunk() {
+    let mut batch = Batch::new(2, 2_000);
+    let (reading, log) = pending(3, 100);
+    batch.submit(reading);
+    for _ in 0..3 {
+        let step = batch.plan(now()).unwrap();
+        answer(&mut batch, &step, 5);
+    }
+    batch.submit(pending(1_000, 10).0);
+    log.0.lock().unwrap().2 = true;
+    let step = batch.plan(now()).unwrap();
+    assert!(matches!(runs(&step).as_slice(), [(1, 0, 1..=8)]), "{step:?}");
+    answer(&mut batch, &step, 5);
+    let step = batch.plan(now() + 2_000 * MS).unwrap();
+    assert!(matches!(runs(&step).as_slice(), [(1, _, 128)]), "it is not waited for: {step:?}");
+}
