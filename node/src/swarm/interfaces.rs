@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
+#[cfg(not(target_os = "macos"))]
 use std::path::Path;
 use std::str::FromStr;
 
@@ -255,7 +256,7 @@ fn system_facts(name: &str) -> (Kind, Option<u64>) {
 
 /// What the interface at `folder` is, by the kernel's tree; of one made of others, what the first physical one below is.
 /// `depth` bounds how far down is looked.
-#[cfg_attr(target_os = "macos", expect(dead_code, reason = "used on Linux"))]
+#[cfg(not(target_os = "macos"))]
 fn linux_kind(folder: &Path, depth: u8) -> Option<Kind> {
     let target = |path: &Path| Some(std::fs::canonicalize(path).ok()?.file_name()?.to_str()?.to_owned());
     if folder.join("device").exists() {
