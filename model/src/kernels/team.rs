@@ -30,10 +30,11 @@ const SPIN_TURNS: u32 = 2_000;
 /// Waiting for another thread's last item for so long, and longer than all of one's own took, means that it lost its core:
 /// a time slice of the system is some milliseconds.
 const LOST_CORE: Duration = Duration::from_micros(500);
-/// How long the team does without its threads after that, at first; doubled with every time that it happens again soon.
-const ALONE: Duration = Duration::from_millis(20);
+/// How long the team does with a thread less after that, at first; doubled with every time that it happens again soon. Each
+/// trial costs a time slice, so the first pause is worth some of them.
+const PAUSE: Duration = Duration::from_millis(60);
 /// The longest such time.
-const LONGEST_ALONE: Duration = Duration::from_millis(1_000);
+const LONGEST_PAUSE: Duration = Duration::from_millis(2_000);
 
 /// The most threads of a team.
 pub(crate) const MAX_THREADS: usize = 256;
@@ -57,9 +58,10 @@ struct Member {
 /// Whether other programs take the team's cores.
 #[derive(Default)]
 struct Contention {
-    /// The team is one thread until then.
-    alone_until: Option<Instant>,
-    /// When it last was together again, and for how long it had been alone.
+    /// Threads that are left out until then.
+    left_out: usize,
+    until: Option<Instant>,
+    /// When all last were together again, and for how long they had not been.
     together: Option<Instant>,
     pause: Duration,
 }
@@ -129,7 +131,7 @@ impl Team {
 
     /// Threads that take part now.
     pub(crate) fn active(&self) -> usize {
-        if self.contention.alone_until.is_some() { 1 } else { self.threads() }
+        self.threads().saturating_sub(self.contention.left_out).max(1)
     }
 
     /// The instructions that the kernels use.
@@ -294,10 +296,11 @@ impl Share {
 
 impl Contention {
     fn begin_step(&mut self) {
-        let Some(until) = self.alone_until else { return };
+        let Some(until) = self.until else { return };
         let now = Instant::now();
         if now >= until {
-            self.alone_until = None;
+            self.until = None;
+            self.left_out = 0;
             self.together = Some(now);
         }
     }
@@ -308,8 +311,9 @@ impl Contention {
             && since.elapsed() >= LOST_CORE.max(since - posted)
         {
             let soon = self.together.is_some_and(|together| since - together < 4 * self.pause);
-            self.pause = if soon { (2 * self.pause).min(LONGEST_ALONE) } else { ALONE };
-            self.alone_until = Some(Instant::now() + self.pause);
+            self.pause = if soon { (2 * self.pause).min(LONGEST_PAUSE) } else { PAUSE };
+            self.left_out += 1;
+            self.until = Some(Instant::now() + self.pause);
         }
     }
 }
