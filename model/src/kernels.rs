@@ -3,7 +3,7 @@
 //! Every operation here is *row-wise*: what a row becomes depends on that row (and, in attention, on the cache of its
 //! own sequence) and on nothing else, and each sum is taken in one order fixed by the shape. So a row has the same
 //! bits whatever is computed beside it, in whichever chunk, by however many threads. Kernels are written over
-//! [`lanes`], whose paths compute the same function in the same order: the bits do not depend on the processor either.
+//! [`lanes`], whose paths compute the same function in the same order: the bits do not depend on the processor's instructions either.
 
 pub(crate) mod activations;
 pub(crate) mod arena;

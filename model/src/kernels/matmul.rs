@@ -13,7 +13,7 @@ use super::lanes::{Kernel, LANES, Lanes, Path};
 use super::rowwise::{Gate, gate};
 use super::team::Team;
 use super::tiles::pack::Packed;
-use super::tiles::{COLUMNS, LINE, products};
+use super::tiles::{COLUMNS, products};
 use super::weights::{Column, Matrix, PAIR, PAIR_ROWS, Weights, with_packing};
 
 /// Up to so many rows of activations the weights are cut once for each thread, in one piece: they stream from
@@ -57,7 +57,7 @@ pub(crate) fn multiply(
             let range =
                 share.start.clamp(unit, unit + pairs) - unit..share.end.clamp(unit, unit + pairs) - unit;
             let groups = range.start * PAIR..(range.end * PAIR).min(matrix.groups());
-            let to = Destination { out: &out, at: column, stride };
+            let to = Destination { out: &out, first: 0, at: column, stride };
             // SAFETY: pieces have groups of their own, and matrices columns of their own.
             unsafe { multiply_groups(path, weights, matrix, groups, input, 0..rows, to) };
             unit += pairs;
@@ -100,21 +100,10 @@ pub(crate) fn multiply_gated(
                 let end = rows.min(start + GATED_ROWS);
                 for (matrix, products) in [gated, up].into_iter().zip(&mut products) {
                     let buffer = Disjoint::new(products.as_flattened_mut());
-                    let at = groups.start * LANES;
-                    let to = Destination { out: &buffer, at: 0, stride: PAIR_ROWS };
-                    // SAFETY: the buffer is this thread's own. Groups count their columns from the matrix's first; the
-                    // buffer begins at this pair's.
-                    unsafe {
-                        multiply_groups(
-                            path,
-                            weights,
-                            matrix,
-                            groups.clone(),
-                            input,
-                            start..end,
-                            to.behind(at),
-                        )
-                    };
+                    let first = groups.start * LANES;
+                    let to = Destination { out: &buffer, first, at: 0, stride: PAIR_ROWS };
+                    // SAFETY: the buffer is this thread's own.
+                    unsafe { multiply_groups(path, weights, matrix, groups.clone(), input, start..end, to) };
                 }
                 let [gates, ups] = &mut products;
                 for (row, (gates, up)) in (start..end).zip(gates.iter_mut().zip(ups.iter())) {
@@ -122,11 +111,11 @@ pub(crate) fn multiply_gated(
                         Form::Int8 => {
                             let at = row * (width / COLUMNS) + unit;
                             // SAFETY: a (row, pair) belongs to one piece.
-                            let block = &mut unsafe { int8.part(at..at + 1) }[0];
-                            path.run(GateBlock { kind, gates, up, block });
+                            let block = unsafe { int8.part(at..at + 1) }.first_mut();
+                            path.run(GateRow { kind, gates, up, block });
                         }
                         Form::F32 => {
-                            path.run(GateRow { kind, gates, up });
+                            path.run(GateRow { kind, gates, up, block: None });
                             let columns = unit * PAIR_ROWS..((unit + 1) * PAIR_ROWS).min(width);
                             // SAFETY: as above.
                             unsafe { f32.part(row * width + columns.start..row * width + columns.end) }
@@ -140,28 +129,12 @@ pub(crate) fn multiply_gated(
     });
 }
 
-/// Gates 32 products of a row and quantises them.
-struct GateBlock<'a> {
-    kind: Gate,
-    gates: &'a mut [f32; PAIR_ROWS],
-    up: &'a [f32; PAIR_ROWS],
-    block: &'a mut Int8Block,
-}
-
-impl Kernel for GateBlock<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self, lanes: L) {
-        gate(lanes, self.kind, self.gates, self.up);
-        *self.block = Int8Block::of(lanes, self.gates);
-    }
-}
-
+/// Gates 32 products of a row, and quantises them where they are wanted so.
 struct GateRow<'a> {
     kind: Gate,
     gates: &'a mut [f32; PAIR_ROWS],
     up: &'a [f32; PAIR_ROWS],
+    block: Option<&'a mut Int8Block>,
 }
 
 impl Kernel for GateRow<'_> {
@@ -170,29 +143,20 @@ impl Kernel for GateRow<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         gate(lanes, self.kind, self.gates, self.up);
+        if let Some(block) = self.block {
+            *block = Int8Block::of(lanes, self.gates);
+        }
     }
 }
 
-/// Where products go: that of (row, column) to `out[row * stride + at + column]`, rows and columns counted from the first
-/// of the call.
+/// Where products go: that of (row, column) to `out[row * stride + at + column - first]`, rows counted from the first of
+/// the call, columns from the matrix's first.
 #[derive(Clone, Copy)]
 struct Destination<'a> {
     out: &'a Disjoint<'a, f32>,
+    first: usize,
     at: usize,
     stride: usize,
-}
-
-impl Destination<'_> {
-    /// The same, for columns that are counted from `column`.
-    fn behind(self, column: usize) -> Self {
-        // Wraps where the buffer begins at a later column; adding the column wraps it back.
-        Destination { at: self.at.wrapping_sub(column), ..self }
-    }
-
-    /// Where a product goes.
-    fn of(&self, row: usize, column: usize) -> usize {
-        (row * self.stride).wrapping_add(self.at).wrapping_add(column)
-    }
 }
 
 /// Multiplies some groups of a matrix with some rows of activations.
@@ -230,16 +194,6 @@ impl<T: Packed> Kernel for Tiles<'_, T> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        if self.rows.len() <= STREAMED_ROWS {
-            // Another core may have them: asked for one after the other, each line would be waited for.
-            for row in self.rows.clone() {
-                let blocks = self.input.int8_row(row);
-                let at = blocks.as_ptr().cast::<u8>();
-                for offset in (0..size_of_val(blocks)).step_by(LINE) {
-                    lanes.prefetch(at.wrapping_add(offset));
-                }
-            }
-        }
         for group in self.groups.clone() {
             let tiles = self.weights.tiles::<T>(self.matrix, group);
             let mut row = self.rows.start;
@@ -364,7 +318,7 @@ fn store<L: Lanes>(
 ) {
     let column = group * LANES;
     let count = (matrix.outputs() - column).min(LANES);
-    let at = to.of(row, column);
+    let at = row * to.stride + to.at + column - to.first;
     // SAFETY: the promise of `multiply_groups`' caller.
     let place = unsafe { to.out.part(at..at + count) };
     match place.as_mut_array::<LANES>() {

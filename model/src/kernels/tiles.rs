@@ -4,7 +4,7 @@
 //! a lane is a row, four neighbouring columns of it are one 32-bit element, and one activation serves sixteen
 //! outputs. The tiles of the same sixteen rows follow each other along the columns, so a product reads one stream.
 //!
-//! A weight is `factor * (integer - OFFSET)`, or `factor * integer + minimum`. All types of ggml become one of six
+//! A weight is `factor * (integer - OFFSET)`, or `factor * integer + minimum`. All types of ggml become one of seven
 //! tiles; those of K-quants whose factors are products (a super-block's times a sub-block's) get them multiplied out,
 //! rounded to f16, which changes a weight by at most 1/2048 of itself.
 
@@ -31,13 +31,13 @@ type PerRow = [f16; LANES];
 /// Made of integers and `f16` without padding, so that every pattern of bits is a value.
 pub(super) unsafe trait Tile: Sized + Send + Sync + 'static {
     /// Is taken off every integer.
-    const OFFSET: i32;
+    const OFFSET: i32 = 0;
     /// The bytes are from -127 to 127 and not from 0 to 63.
     const SIGNED: bool = false;
     /// Products of so many groups fit the 16-bit sums of [`Lanes::dot`].
     const GROUPS_PER_FLUSH: usize;
     /// Whether the first and the last 16 columns have a factor each.
-    const HALVES: bool;
+    const HALVES: bool = false;
 
     /// The integers of a group of columns.
     fn integers<L: Lanes>(&self, lanes: L, group: usize) -> L::Bytes;
@@ -46,7 +46,10 @@ pub(super) unsafe trait Tile: Sized + Send + Sync + 'static {
     fn factors(&self, half: usize) -> &PerRow;
 
     /// Of a half, if the type has minima.
-    fn minima(&self, half: usize) -> Option<&PerRow>;
+    #[inline(always)]
+    fn minima(&self, _half: usize) -> Option<&PerRow> {
+        None
+    }
 }
 
 /// Q4_0.
@@ -128,7 +131,6 @@ fn five<L: Lanes>(lanes: L, nibbles: &[Quads; 4], fifth: &Quads, group: usize) -
 unsafe impl Tile for Nibbles {
     const OFFSET: i32 = 8;
     const GROUPS_PER_FLUSH: usize = 8;
-    const HALVES: bool = false;
 
     #[inline(always)]
     fn integers<L: Lanes>(&self, lanes: L, group: usize) -> L::Bytes {
@@ -139,18 +141,11 @@ unsafe impl Tile for Nibbles {
     fn factors(&self, _half: usize) -> &PerRow {
         &self.factors
     }
-
-    #[inline(always)]
-    fn minima(&self, _half: usize) -> Option<&PerRow> {
-        None
-    }
 }
 
 // SAFETY: as above.
 unsafe impl Tile for NibblesMinimum {
-    const OFFSET: i32 = 0;
     const GROUPS_PER_FLUSH: usize = 8;
-    const HALVES: bool = false;
 
     #[inline(always)]
     fn integers<L: Lanes>(&self, lanes: L, group: usize) -> L::Bytes {
@@ -172,7 +167,6 @@ unsafe impl Tile for NibblesMinimum {
 unsafe impl Tile for Fives {
     const OFFSET: i32 = 16;
     const GROUPS_PER_FLUSH: usize = 4;
-    const HALVES: bool = false;
 
     #[inline(always)]
     fn integers<L: Lanes>(&self, lanes: L, group: usize) -> L::Bytes {
@@ -183,18 +177,11 @@ unsafe impl Tile for Fives {
     fn factors(&self, _half: usize) -> &PerRow {
         &self.factors
     }
-
-    #[inline(always)]
-    fn minima(&self, _half: usize) -> Option<&PerRow> {
-        None
-    }
 }
 
 // SAFETY: as above.
 unsafe impl Tile for FivesMinimum {
-    const OFFSET: i32 = 0;
     const GROUPS_PER_FLUSH: usize = 4;
-    const HALVES: bool = false;
 
     #[inline(always)]
     fn integers<L: Lanes>(&self, lanes: L, group: usize) -> L::Bytes {
@@ -233,11 +220,6 @@ unsafe impl Tile for Sixes {
     fn factors(&self, half: usize) -> &PerRow {
         &self.factors[half]
     }
-
-    #[inline(always)]
-    fn minima(&self, _half: usize) -> Option<&PerRow> {
-        None
-    }
 }
 
 // SAFETY: as above.
@@ -264,10 +246,8 @@ unsafe impl<const OFFSET: i32> Tile for NibbleHalves<OFFSET> {
 
 // SAFETY: as above.
 unsafe impl Tile for Bytes {
-    const OFFSET: i32 = 0;
     const SIGNED: bool = true;
     const GROUPS_PER_FLUSH: usize = 1;
-    const HALVES: bool = false;
 
     #[inline(always)]
     fn integers<L: Lanes>(&self, lanes: L, group: usize) -> L::Bytes {
@@ -277,11 +257,6 @@ unsafe impl Tile for Bytes {
     #[inline(always)]
     fn factors(&self, _half: usize) -> &PerRow {
         &self.factors
-    }
-
-    #[inline(always)]
-    fn minima(&self, _half: usize) -> Option<&PerRow> {
-        None
     }
 }
 
