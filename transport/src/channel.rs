@@ -10,6 +10,7 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags};
 
 pub use any::wait_any;
+pub(crate) use any::{Sight, wait_for};
 pub use closer::{Closer, Waker};
 
 use crate::endpoint::{Hub, REASON_DROPPED, REASON_TOO_LONG};
@@ -100,6 +101,16 @@ impl Channel {
     /// Sends the first `len` bytes of the slot, as the last frame of its message if `end`. What the connection does not
     /// take at once goes out while this side waits, see [`Channel::flush`].
     pub fn commit(&mut self, len: usize, end: bool) -> Result<(), ChannelError> {
+        self.commit_frame(len, end, false)
+    }
+
+    /// The same, and what was sent stays readable until [`Channel::with_kept`], even after it was acknowledged. The slot is
+    /// not free before. A second one takes the first one's place.
+    pub(crate) fn commit_kept(&mut self, len: usize, end: bool) -> Result<(), ChannelError> {
+        self.commit_frame(len, end, true)
+    }
+
+    fn commit_frame(&mut self, len: usize, end: bool, keep: bool) -> Result<(), ChannelError> {
         if self.writing.is_none() || len == 0 || len > self.frame_bytes() {
             return Err(ChannelError::Misuse("commit without a slot, or of more than it holds"));
         }
@@ -109,7 +120,7 @@ impl Channel {
         }
         if let Some(slot) = self.writing.take() {
             // At most the frame size, which is a u32.
-            state.commit(slot, len as u32, end, Instant::now());
+            state.commit(slot, len as u32, end, keep, Instant::now());
         }
         self.leave(&mut state);
         Ok(())
@@ -144,6 +155,29 @@ impl Channel {
             state.release(frame, Instant::now());
             self.leave(&mut state);
         }
+    }
+
+    /// Gives what [`Channel::commit_kept`] sent and the frame that is being read (either may be empty) to `look`, and is done with
+    /// both.
+    pub(crate) fn with_kept(&mut self, look: impl FnOnce(&[u8], &[u8])) {
+        let mut state = self.shared.lock();
+        let reading = self.reading.take();
+        look(state.kept(), reading.as_ref().map_or(&[], Incoming::bytes));
+        state.let_go();
+        if let Some(frame) = reading {
+            state.release(frame, Instant::now());
+        }
+        self.leave(&mut state);
+    }
+
+    /// Whether everything committed is with the operating system.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.shared.lock().is_flushed()
+    }
+
+    /// Why the channel is over, if it is.
+    pub(crate) fn over(&self) -> Option<ChannelError> {
+        self.shared.lock().over().cloned()
     }
 
     /// Sends one message, not empty, cut into frames; true when the operating system has all of it. After `false` the
@@ -255,12 +289,15 @@ impl Channel {
         loop {
             let mut state = self.shared.lock();
             state.attended = false;
-            let mut answer = ready(&mut state);
-            let now = Instant::now();
-            if answer.is_none() {
-                state.progress(now, take_in);
-                answer = ready(&mut state);
+            if let Some(answer) = ready(&mut state) {
+                self.leave(&mut state);
+                drop(state);
+                self.patience.over();
+                return answer.map(Some);
             }
+            let now = Instant::now();
+            state.progress(now, take_in);
+            let answer = ready(&mut state);
             let woken = answer.is_none() && std::mem::take(&mut state.woken);
             let until = match wait {
                 Wait::Until(until) if answer.is_none() && !woken && now < until => until,

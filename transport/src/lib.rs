@@ -70,6 +70,7 @@
 
 mod carrier;
 mod channel;
+pub mod collective;
 mod counters;
 mod endpoint;
 mod error;

@@ -170,9 +170,9 @@ impl State {
         self.send.take()
     }
 
-    /// Queues a filled slot and sends what can be sent.
-    pub(crate) fn commit(&mut self, slot: Slot, len: u32, end: bool, now: Instant) {
-        self.send.push(slot, len, end);
+    /// Queues a filled slot and sends what can be sent. If `keep`, it stays readable, see [`State::kept`].
+    pub(crate) fn commit(&mut self, slot: Slot, len: u32, end: bool, keep: bool, now: Instant) {
+        self.send.push(slot, len, end, keep);
         self.unlooked += 1;
         if self.unlooked >= ACK_FRAMES {
             self.progress(now, TakeIn::All);
@@ -180,6 +180,21 @@ impl State {
             let pushed = self.push_out(now);
             self.survive(pushed, now);
         }
+    }
+
+    /// Whether [`State::take_slot`] would give one.
+    pub(crate) fn has_room(&self) -> bool {
+        self.send.has_room()
+    }
+
+    /// What was committed last to be kept; empty when nothing is.
+    pub(crate) fn kept(&self) -> &[u8] {
+        self.send.kept()
+    }
+
+    /// What was kept need not be any more.
+    pub(crate) fn let_go(&mut self) {
+        self.send.let_go();
     }
 
     /// The next frame that has arrived.

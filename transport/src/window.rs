@@ -70,6 +70,8 @@ pub(crate) struct Outgoing {
     pub(crate) start: u64,
     pub(crate) len: u32,
     pub(crate) end: bool,
+    /// To be kept readable although it is acknowledged.
+    keep: bool,
 }
 
 impl Outgoing {
@@ -90,6 +92,8 @@ pub(crate) struct SendWindow {
     resume: u64,
     next: u64,
     acked: u64,
+    /// An acknowledged frame that is kept readable.
+    kept: Option<Outgoing>,
 }
 
 /// What the sender takes for a broken peer.
@@ -115,6 +119,7 @@ impl SendWindow {
             resume: 0,
             next: 0,
             acked: 0,
+            kept: None,
         }
     }
 
@@ -123,11 +128,33 @@ impl SendWindow {
         self.free.pop()
     }
 
-    /// Queues a filled slot. `len` is at least 1.
-    pub(crate) fn push(&mut self, slot: Slot, len: u32, end: bool) {
+    /// Whether a slot is free.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// The one frame that is kept; empty when there is none.
+    pub(crate) fn kept(&self) -> &[u8] {
+        let under_way = self.under_way.iter().rev().find(|frame| frame.keep);
+        under_way.or(self.kept.as_ref()).map_or(&[], |frame| frame.slot.bytes(frame.len as usize))
+    }
+
+    /// What is kept is free again once it is acknowledged.
+    pub(crate) fn let_go(&mut self) {
+        for frame in &mut self.under_way {
+            frame.keep = false;
+        }
+        self.free.extend(self.kept.take().map(|frame| frame.slot));
+    }
+
+    /// Queues a filled slot. `len` is at least 1. One that is to be kept takes the place of the one that was.
+    pub(crate) fn push(&mut self, slot: Slot, len: u32, end: bool, keep: bool) {
+        if keep {
+            self.let_go();
+        }
         let start = self.next;
         self.next += u64::from(len);
-        self.under_way.push_back(Outgoing { slot, start, len, end });
+        self.under_way.push_back(Outgoing { slot, start, len, end, keep });
     }
 
     /// The next frame the carrier should take: it, the place of its first byte to send, whether it is a replay.
@@ -168,7 +195,11 @@ impl SendWindow {
         self.acked = self.acked.max(ack);
         while self.under_way.front().is_some_and(|frame| frame.past() <= self.acked) {
             if let Some(frame) = self.under_way.pop_front() {
-                self.free.push(frame.slot);
+                if frame.keep {
+                    self.kept = Some(frame);
+                } else {
+                    self.free.push(frame.slot);
+                }
                 self.sent = self.sent.saturating_sub(1);
             }
         }
@@ -187,7 +218,7 @@ impl SendWindow {
 
     /// Gives the memory back; what was not sent is lost.
     pub(crate) fn abandon(&mut self) {
-        *self = SendWindow { free: Vec::new(), under_way: VecDeque::new(), sent: 0, ..*self };
+        *self = SendWindow { free: Vec::new(), under_way: VecDeque::new(), sent: 0, kept: None, ..*self };
     }
 }
 
@@ -294,7 +325,7 @@ mod tests {
 
     fn filled(window: &mut SendWindow, len: u32) {
         let slot = window.take().unwrap();
-        window.push(slot, len, false);
+        window.push(slot, len, false, false);
     }
 
     #[test]
@@ -314,6 +345,27 @@ mod tests {
             window.unsent().map(|(frame, at, replay)| (frame.start, at, replay)),
             Some((20, 20, false))
         );
+    }
+
+    #[test]
+    fn a_kept_frame_is_readable_after_its_acknowledgement_and_holds_its_slot_until_let_go() {
+        let mut window = SendWindow::new(64);
+        for byte in [1, 2] {
+            let mut slot = window.take().unwrap();
+            slot.room()[..10].fill(byte);
+            window.push(slot, 10, true, true);
+            window.mark_sent();
+            assert_eq!(window.kept(), [byte; 10]);
+        }
+        window.acknowledge(20).unwrap();
+        assert_eq!(window.kept(), [2; 10]);
+        let mut taken = Vec::new();
+        while let Some(slot) = window.take() {
+            taken.push(slot);
+        }
+        assert_eq!(taken.len(), WINDOW_FRAMES - 1);
+        window.let_go();
+        assert!(window.has_room() && window.kept().is_empty());
     }
 
     #[test]
