@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use shoal_model::{
-    DecoderConfig, MAX_RUN_TOKENS, ModelFile, Op, Request, Sampling, Shard, ShardSpec, Step, Want,
+    DecoderConfig, MAX_RUN_TOKENS, ModelFile, Op, Rank, Request, Sampling, Shard, ShardSpec, Step, Want,
 };
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -21,6 +21,7 @@ fn main() -> Outcome<()> {
     let config = DecoderConfig::from_gguf(&file)?;
     let spec = ShardSpec {
         layers: 0..config.layers,
+        rank: Rank::only(),
         context: (prompt + tokens).min(config.max_context),
         slots: 1,
         threads: threads as usize,

@@ -15,15 +15,19 @@ pub use load::LoadError;
 pub(crate) use load::{Loading, activation_forms, layer_bytes, vocabulary_bytes};
 pub(crate) use scratch::ScratchBytes;
 
+use std::ops::Range;
+
+use crate::collective::{Collective, CollectiveError};
 use crate::config::{Activation, DecoderConfig, Rotary};
-use crate::kernels::activations::{Form, finite};
-use crate::kernels::attention::{Heads, LayerCache, Span, attend};
+use crate::kernels::activations::{Activations, Form, finite};
+use crate::kernels::attention::{Attended, LayerCache, Span, attend};
 use crate::kernels::matmul::{Gating, multiply, multiply_gated};
 use crate::kernels::rows::{self, Residual};
 use crate::kernels::rowwise::Gate;
 use crate::kernels::team::Team;
 use crate::kernels::weights::{Matrix, Weights};
 use crate::kv::{Full, KvCache};
+use crate::part::{Part, Rank};
 use scratch::Scratch;
 
 /// The weights of one layer.
@@ -76,16 +80,49 @@ pub(crate) struct Decoder {
     kv: KvCache,
     team: Team,
     scratch: Scratch,
+    part: Part,
+    rank: Rank,
+    /// The other ranks, once they are joined.
+    group: Option<Box<dyn Collective>>,
 }
 
-impl Heads {
-    /// The heads of a model.
-    pub(crate) fn of(config: &DecoderConfig) -> Heads {
-        Heads {
-            heads: config.heads as usize,
-            kv_heads: config.kv_heads as usize,
-            dim: config.head_dim as usize,
-        }
+/// Why a pass could not be made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ForwardError {
+    /// The cache has no room.
+    #[error(transparent)]
+    Full(#[from] Full),
+    /// The ranks did not come together.
+    #[error(transparent)]
+    Group(#[from] CollectiveError),
+}
+
+/// The result of a product that this rank has only a part of.
+struct Reduced<'a> {
+    group: Option<&'a mut (dyn Collective + 'static)>,
+    /// The sums over all ranks.
+    sums: &'a mut [f32],
+    width: usize,
+}
+
+impl Reduced<'_> {
+    /// Multiplies as [`multiply`] does; where there are other ranks, straight into the room of the exchange.
+    fn multiply(
+        self,
+        team: &mut Team,
+        weights: &Weights,
+        matrix: Matrix,
+        input: &Activations,
+        rows: usize,
+    ) -> Result<(), CollectiveError> {
+        let Reduced { group, sums, width } = self;
+        let Some(group) = group else {
+            multiply(team, weights, &[matrix], input, rows, (sums, width));
+            return Ok(());
+        };
+        let sums = &mut sums[..rows * width];
+        multiply(team, weights, &[matrix], input, rows, (group.room(sums.len())?, width));
+        group.all_reduce(sums)
     }
 }
 
@@ -144,7 +181,10 @@ impl Decoder {
         &mut self,
         batch: impl IntoIterator<Item = Rows<'a>, IntoIter: Clone>,
         input: &[f32],
-    ) -> Result<(), Full> {
+    ) -> Result<(), ForwardError> {
+        if self.group.as_ref().map_or(1, |group| group.ranks()) != self.rank.ranks() {
+            return Err(CollectiveError::Broken("the other ranks were not joined".to_owned()).into());
+        }
         self.team.begin_step();
         let batch = batch.into_iter();
         let mut rows = 0;
@@ -157,10 +197,22 @@ impl Decoder {
         let hidden = self.hidden();
         match &self.embedding {
             Some(embedding) => {
-                let tokens = batch.flat_map(|rows| rows.tokens);
-                for (row, &token) in self.scratch.x.chunks_exact_mut(hidden).zip(tokens) {
-                    self.weights.row(embedding, token as usize, row);
-                    row.iter_mut().for_each(|element| *element *= self.config.embedding_scale);
+                let x = &mut self.scratch.x[..rows * hidden];
+                // A rank has some of the tokens; the sum with the others' zeros has all.
+                let to = match &mut self.group {
+                    Some(group) => group.room(rows * hidden)?,
+                    None => &mut *x,
+                };
+                for (row, &token) in to.chunks_exact_mut(hidden).zip(batch.flat_map(|rows| rows.tokens)) {
+                    if self.part.vocab.contains(&(token as usize)) {
+                        self.weights.row(embedding, token as usize - self.part.vocab.start, row);
+                        row.iter_mut().for_each(|element| *element *= self.config.embedding_scale);
+                    } else {
+                        row.fill(0.0);
+                    }
+                }
+                if let Some(group) = &mut self.group {
+                    group.all_reduce(x)?;
                 }
             }
             None => self.scratch.x[..rows * hidden].copy_from_slice(input),
@@ -170,8 +222,8 @@ impl Decoder {
             self.scratch.window_turns.set(&self.scratch.spans, &self.window_frequencies);
         }
         for layer in 0..self.layers.len() {
-            self.attention(layer, rows);
-            self.mlp(layer, rows);
+            self.attention(layer, rows)?;
+            self.mlp(layer, rows)?;
         }
         self.finish(rows);
         Ok(())
@@ -188,23 +240,38 @@ impl Decoder {
         !finite(&self.scratch.x[row * hidden..(row + 1) * hidden])
     }
 
-    /// The logits of some of the rows, one after the other; nothing where this holds no output head. No more rows than
-    /// the scratch was made for. Logits of broken weights are not finite, and sampling finds them so.
-    pub(crate) fn logits(&mut self, rows: &[usize]) -> &[f32] {
-        let Some(head) = &self.head else { return &[] };
+    /// The tokens of the vocabulary that each rank of the group has.
+    pub(crate) fn vocab(&self) -> Vec<Range<usize>> {
+        let shares = &self.rank.shares;
+        let parts =
+            (0..shares.len()).map(|index| Part::of(&self.config, &Rank { index, shares: shares.clone() }));
+        parts.map(|part| part.map_or(0..0, |part| part.vocab)).collect()
+    }
+
+    /// Joins the other ranks of the group.
+    pub(crate) fn join(&mut self, group: Box<dyn Collective>) {
+        self.group = Some(group);
+    }
+
+    /// The logits of some of the rows over this rank's tokens, one after the other, and the other ranks if there are any;
+    /// nothing where this holds no output head. No more rows than the scratch was made for. Logits of broken weights are
+    /// not finite, and sampling finds them so.
+    pub(crate) fn logits(&mut self, rows: &[usize]) -> (&[f32], Option<&mut (dyn Collective + 'static)>) {
+        let group = self.group.as_deref_mut();
+        let Some(head) = &self.head else { return (&[], group) };
         let Scratch { x, normed, activations, logits, .. } = &mut self.scratch;
         let into = (&mut *activations, forms(&[&head.matrix]));
         rows::norm_some(&mut self.team, (&head.norm, self.config.norm_eps), (x, rows), normed, into);
         let vocab = head.matrix.outputs();
         let matrices = [head.matrix];
         multiply(&mut self.team, &self.weights, &matrices, activations, rows.len(), (logits, vocab));
-        &logits[..rows.len() * vocab]
+        (&logits[..rows.len() * vocab], group)
     }
 
     /// Queries, keys and values, attention, its output.
-    fn attention(&mut self, index: usize, rows: usize) {
+    fn attention(&mut self, index: usize, rows: usize) -> Result<(), CollectiveError> {
         let layer = &self.layers[index];
-        let heads = Heads::of(&self.config);
+        let heads = self.part.shape();
         let eps = self.config.norm_eps;
         let residual = Residual { add: pending(&self.layers, index), norm: &layer.attn_norm, eps };
         let (team, scratch) = (&mut self.team, &mut self.scratch);
@@ -228,18 +295,22 @@ impl Decoder {
         let qkv = (&mut scratch.qkv[..], stride);
         rows::turn(team, &turn, turns, &scratch.spans, qkv, &self.kv.writer(index));
 
-        let Scratch { qkv, attended, attended_width, attention, spans, activations, delta, .. } = scratch;
+        let Scratch {
+            qkv, attended, attended_width, attended_at, attention, spans, activations, delta, ..
+        } = scratch;
         let cache = LayerCache { cache: &self.kv, layer: index, window: layer.window };
-        attend(team, attention, heads, cache, spans, (qkv, stride), attended);
+        let to = Attended { numbers: attended, stride: *attended_width, at: *attended_at };
+        attend(team, attention, heads, cache, spans, (qkv, stride), to);
 
         let into = (&mut *activations, forms(&[&layer.attn_output]));
         rows::store(team, (attended, *attended_width), into, rows);
-        let hidden = self.config.hidden as usize;
-        multiply(team, &self.weights, &[layer.attn_output], activations, rows, (delta, hidden));
+        let width = self.config.hidden as usize;
+        let reduced = Reduced { group: self.group.as_deref_mut(), sums: delta, width };
+        reduced.multiply(team, &self.weights, layer.attn_output, activations, rows)
     }
 
     /// The gated MLP and its output.
-    fn mlp(&mut self, index: usize, rows: usize) {
+    fn mlp(&mut self, index: usize, rows: usize) -> Result<(), CollectiveError> {
         let layer = &self.layers[index];
         let eps = self.config.norm_eps;
         let add = Some(layer.post_attention_norm.as_deref());
@@ -252,8 +323,9 @@ impl Decoder {
         let halves = [&layer.gate, &layer.up];
         let gating = Gating { kind: Gate::from(self.config.activation), form: layer.down.packing().form() };
         multiply_gated(team, &self.weights, halves, activations, rows, gating, gated);
-        let hidden = self.config.hidden as usize;
-        multiply(team, &self.weights, &[layer.down], gated, rows, (delta, hidden));
+        let width = self.config.hidden as usize;
+        let reduced = Reduced { group: self.group.as_deref_mut(), sums: delta, width };
+        reduced.multiply(team, &self.weights, layer.down, gated, rows)
     }
 
     /// Adds what the last layer left.

@@ -7,6 +7,7 @@ use crate::config::{
 use crate::decoder::{ScratchBytes, activation_forms, layer_bytes, vocabulary_bytes};
 use crate::gguf::ModelFile;
 use crate::kv::{self, PAGE};
+use crate::part::Part;
 use crate::step::{MAX_DRAFT, MAX_RUN_TOKENS};
 
 /// Threads whose scratch is counted: more are rare, and each of them needs little.
@@ -52,18 +53,19 @@ impl Footprint {
     pub fn of(file: &ModelFile, config: &DecoderConfig) -> Footprint {
         // Norms and biases become f32 whatever they are stored as; those that a model has not are not counted.
         let vector = |name: &str| file.tensor(name).map_or(0, |entry| entry.elements() * 4);
+        let part = Part::whole(config);
         let layers = (0..config.layers).map(|layer| {
             let norms = [ATTN_NORM, FFN_NORM, ATTN_Q_NORM, ATTN_K_NORM, POST_ATTENTION_NORM, POST_FFN_NORM];
             let biases = [ATTN_Q, ATTN_K, ATTN_V];
-            layer_bytes(file, config, layer) as u64
+            layer_bytes(file, config, &part, layer) as u64
                 + norms.iter().map(|name| vector(&layer_tensor(layer, name))).sum::<u64>()
                 + biases.iter().map(|name| vector(&layer_bias(layer, name))).sum::<u64>()
         });
-        let vocabulary = |name: &str| vocabulary_bytes(file, config, name) as u64;
+        let vocabulary = |name: &str| vocabulary_bytes(file, config, &part, name) as u64;
         let kv_bytes_per_token_layer = kv::bytes_per_token_layer(config.kv_heads, config.head_dim);
         // The last page of a slot may have room that the context has not.
         let page_rest = (PAGE as u64 - 1) * kv_bytes_per_token_layer * u64::from(config.layers);
-        let scratch = ScratchBytes::of(config, &activation_forms(file, config));
+        let scratch = ScratchBytes::of(config, &part, &activation_forms(file, config));
         let per_token = TOKENIZER_BYTES_PER_TOKEN + SAMPLING_BYTES_PER_TOKEN;
         Footprint {
             layer_bytes: layers.collect(),

@@ -19,5 +19,5 @@ pub(crate) mod stored;
 pub(crate) mod team;
 #[cfg(test)]
 mod tests;
-mod tiles;
+pub(crate) mod tiles;
 pub(crate) mod weights;

@@ -17,12 +17,14 @@
 //! error. What is computed has the same bits however it is batched, cut or threaded; how near it is to f32 is measured
 //! beside llama.cpp (`tests/fidelity.rs`).
 
+pub mod collective;
 pub mod config;
 mod decoder;
 pub mod footprint;
 pub mod gguf;
 mod kernels;
 pub mod kv;
+pub mod part;
 pub mod reference;
 pub mod sampling;
 pub mod shard;
@@ -32,10 +34,12 @@ pub mod template;
 pub mod text;
 pub mod tokenizer;
 
+pub use collective::{Collective, CollectiveError};
 pub use config::{ConfigError, DecoderConfig};
 pub use footprint::Footprint;
 pub use gguf::{GgufError, Metadata, ModelFile};
 pub use kernels::arena::huge_page_bytes;
+pub use part::{PartError, Rank};
 pub use sampling::Sampling;
 pub use shard::{LoadError, Shard, ShardSpec, StepError};
 pub use step::{Fault, MAX_DRAFT, MAX_RUN_TOKENS, Op, Request, Sampled, Step, Token, Want};

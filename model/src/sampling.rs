@@ -19,20 +19,28 @@
 //!    (C. Meister et al., "Locally Typical Sampling", 2022, equation 11).
 //!
 //! Each cut works on the probabilities among the tokens that the cuts before it left. Tokens are ranked by falling logit
-//! and, among equals, by rising id; a draw walks the kept tokens by rising id, so a cut that cuts nothing changes nothing.
+//! and, among equals, by rising id; a draw ([`draw`]) walks the kept tokens by rising id, so a cut that cuts nothing changes
+//! nothing.
+//!
+//! Where the vocabulary is cut between ranks, each says about its part what is needed ([`report`]), and one of them chooses;
+//! a single rank does both. So the token is the same however the vocabulary is cut.
 //!
 //! [`Logprobs`] are of the model's own distribution: the logarithm of the softmax of its logits before all of the above,
 //! as in vLLM's `raw_logprobs`.
 
 mod cuts;
+mod draw;
 mod logprobs;
 mod parameters;
 mod penalties;
 pub mod philox;
+mod report;
 mod sampler;
 #[cfg(test)]
 mod tests;
 
 pub use logprobs::{Logprobs, MAX_LOGPROBS};
 pub use parameters::{MAX_BIASES, MAX_REPETITION_PENALTY, ParameterError, Sampling};
+pub(crate) use report::Need;
+pub(crate) use sampler::Place;
 pub use sampler::{SampleError, Sampler};

@@ -4,6 +4,7 @@
 //! checked as a whole before anything of it is done, so one that breaks a rule changes nothing and the
 //! caller may end the instance or, if it knows better, send another.
 
+mod answer;
 mod error;
 mod rules;
 mod slots;
@@ -12,15 +13,16 @@ mod tests;
 
 use std::ops::Range;
 
+use answer::Answers;
 pub use error::StepError;
-use sha2::Digest;
-use slots::{Sequence, Slots};
+use slots::Slots;
 
+use crate::collective::Collective;
 pub use crate::decoder::LoadError;
-use crate::decoder::{Decoder, Loading, Rows};
+use crate::decoder::{Decoder, ForwardError, Loading, Rows};
 use crate::gguf::ModelFile;
-use crate::sampling::Sampler;
-use crate::step::{Fault, MAX_DRAFT, Op, Sampled, Step, Token, Want, max_rows};
+use crate::part::Rank;
+use crate::step::{MAX_DRAFT, Op, Sampled, Step, max_rows};
 
 /// Which part of a model to load, and for how much.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +30,8 @@ pub struct ShardSpec {
     /// Layers `[start, end)`. A shard that begins at the first has the embedding, one that ends at the last the output
     /// head.
     pub layers: Range<u32>,
+    /// Which part of each layer and of the vocabulary, of how many.
+    pub rank: Rank,
     /// Tokens for which each slot has room.
     pub context: u32,
     /// Requests at a time. The shard has [`crate::kv::places`] slots for them and room for as many full contexts.
@@ -41,7 +45,7 @@ pub struct Shard {
     decoder: Decoder,
     slots: Slots,
     /// At the last shard.
-    sampler: Option<Sampler>,
+    answers: Option<Answers>,
     first: bool,
     last: bool,
     hidden: usize,
@@ -51,8 +55,6 @@ pub struct Shard {
     broken: Vec<usize>,
     /// The input of a step with broken rows, with zeros in their place.
     mended: Vec<f32>,
-    /// Of the step's rows, those whose logits are wanted.
-    wanted: Vec<usize>,
     sampled: Vec<Sampled>,
 }
 
@@ -64,9 +66,9 @@ impl Shard {
         spec: &ShardSpec,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Shard, LoadError> {
-        let ShardSpec { layers, context, slots, threads } = spec.clone();
+        let ShardSpec { layers, rank, context, slots, threads } = spec.clone();
         let (rows, sampled) = (max_rows(slots), MAX_DRAFT + usize::from(slots));
-        let loading = Loading { file, layers, context, slots, threads, rows, sampled };
+        let loading = Loading { file, layers, rank, context, slots, threads, rows, sampled };
         let decoder = Decoder::load(&loading, progress)?;
         let config = decoder.config();
         let last = spec.layers.end == config.layers;
@@ -75,11 +77,10 @@ impl Shard {
             last,
             hidden: config.hidden as usize,
             slots: Slots::new(slots, context, config.vocab),
-            sampler: last.then(|| Sampler::new(config.vocab)),
+            answers: last.then(|| Answers::new(config.vocab, decoder.vocab())),
             rows: 0,
             broken: Vec::new(),
             mended: Vec::new(),
-            wanted: Vec::new(),
             sampled: Vec::new(),
             decoder,
         })
@@ -90,13 +91,18 @@ impl Shard {
         self.hidden
     }
 
+    /// Joins the other ranks of a shard that has only a part of its layers.
+    pub fn join(&mut self, group: Box<dyn Collective>) {
+        self.decoder.join(group);
+    }
+
     /// Carries out a step.
     ///
     /// * `input`: the activations of the step's rows in the order of its runs, [`Step::rows`] times
     ///   [`Shard::hidden`] numbers; empty at the first shard, which has the tokens.
     /// * `output`: cleared and filled with the same rows after this shard's layers; left empty at the last shard.
     ///
-    /// Returns what was sampled, in the order of the runs; nothing but at the last shard. A step that only runs tokens
+    /// Returns what was sampled, in the order of the runs; nothing but at the last shard, rank 0. A step that only runs tokens
     /// allocates nothing once buffers have grown to their size (log-probabilities and digests that a request asks for do).
     ///
     /// A row that is not finite spoils its own request alone. It is handed on as NaN, and the last shard answers with a
@@ -122,8 +128,11 @@ impl Shard {
         }
         self.forward(step, input)?;
         self.rows = rows;
-        if self.last {
-            self.answer(step);
+        if let Some(answers) = &mut self.answers {
+            let number = step.number;
+            answers
+                .give(step, &mut self.decoder, &mut self.slots, &self.broken, &mut self.sampled)
+                .map_err(|source| StepError::Group { step: number, source })?;
             return Ok(&self.sampled);
         }
         output.extend_from_slice(self.decoder.rows(rows));
@@ -134,9 +143,10 @@ impl Shard {
     }
 
     /// The logits of any row of the step carried out last, to measure them; a step computes those that it samples from
-    /// by itself. Nothing if the step had no such row or this is not the last shard.
+    /// by itself. Of a shard that has a part of the vocabulary, those of its tokens. Nothing if the step had no such row or
+    /// this is not the last shard.
     pub fn logits(&mut self, row: usize) -> Option<&[f32]> {
-        (self.last && row < self.rows).then(|| self.decoder.logits(&[row]))
+        (self.last && row < self.rows).then(|| self.decoder.logits(&[row]).0)
     }
 
     /// Takes the rows through the layers and notes those that are not finite.
@@ -157,62 +167,14 @@ impl Shard {
         }
         let batch = step.ops.iter().filter_map(rows_of);
         let number = step.number;
-        self.decoder.forward(batch, input).map_err(|source| StepError::Full { step: number, source })?;
+        self.decoder.forward(batch, input).map_err(|error| match error {
+            ForwardError::Full(source) => StepError::Full { step: number, source },
+            ForwardError::Group(source) => StepError::Group { step: number, source },
+        })?;
         let rows = (0..step.rows()).filter(|&row| self.decoder.is_broken(row));
         self.broken.extend(rows);
         Ok(())
     }
-
-    /// Answers the runs of a step, at the last shard.
-    fn answer(&mut self, step: &Step) {
-        let Shard { decoder, slots, sampler, broken, wanted, sampled, .. } = self;
-        wanted.clear();
-        wanted.extend(runs(step, broken).flat_map(|run| run.end - run.rows..run.end));
-        let logits = if wanted.is_empty() { &[] } else { decoder.logits(wanted) };
-        let mut logits = logits.chunks_exact((logits.len() / wanted.len().max(1)).max(1));
-        for run in runs(step, broken) {
-            let mut put = |outcome| sampled.push(Sampled { step: step.number, slot: run.slot, outcome });
-            if run.broken {
-                put(Err(Fault::Activations));
-                continue;
-            }
-            let mut guesses = run.guesses.iter();
-            let mut right = true;
-            for (row, logits) in (0..run.rows).zip(logits.by_ref().take(run.rows)) {
-                // The rows after a wrong guess belong to another history.
-                if !right {
-                    continue;
-                }
-                let (Some(sequence), Some(sampler)) = (slots.sequence(run.slot), &mut *sampler) else {
-                    continue;
-                };
-                let Some(outcome) = choose(sequence, sampler, run.rows - 1 - row, logits) else { continue };
-                right = guesses
-                    .next()
-                    .is_some_and(|guess| outcome.as_ref().is_ok_and(|token| token.id == *guess));
-                put(outcome);
-            }
-        }
-    }
-}
-
-/// The runs of a step that are answered; `broken` are the rows that are not finite.
-fn runs<'a>(step: &'a Step, broken: &'a [usize]) -> impl Iterator<Item = Run<'a>> {
-    let mut end = 0;
-    step.ops.iter().filter_map(move |op| {
-        let Op::Run { slot, tokens, want, .. } = op else { return None };
-        let start = end;
-        end += tokens.len();
-        let broken = broken.iter().any(|row| (start..end).contains(row));
-        let rows = match want {
-            _ if broken => 0,
-            Want::Nothing => 0,
-            Want::Sample => 1,
-            Want::Verify { drafted } => usize::from(*drafted) + 1,
-        };
-        let guesses = &tokens[tokens.len() - rows.saturating_sub(1)..];
-        (rows > 0 || broken).then_some(Run { slot: *slot, end, guesses, rows, broken })
-    })
 }
 
 /// The rows of a run.
@@ -223,41 +185,4 @@ fn rows_of(op: &Op) -> Option<Rows<'_>> {
         }
         _ => None,
     }
-}
-
-/// Chooses the token after all of a sequence but for its last `guessed` tokens.
-fn choose(
-    sequence: &mut Sequence,
-    sampler: &mut Sampler,
-    guessed: usize,
-    logits: &[f32],
-) -> Option<Result<Token, Fault>> {
-    let request = sequence.request.as_ref()?;
-    let history = sequence.tokens.get(..sequence.tokens.len().checked_sub(guessed)?)?;
-    let position = history.len().checked_sub(request.prompt.len())? as u64;
-    let (id, logprobs) = match sampler.choose(logits, &request.sampling, request.logprobs, position, history)
-    {
-        Ok(chosen) => chosen,
-        Err(error) => return Some(Err(Fault::Logits(error))),
-    };
-    let logits_sha256 = sequence.digest.as_mut().map(|digest| {
-        for logit in logits {
-            digest.update(logit.to_le_bytes());
-        }
-        digest.clone().finalize().into()
-    });
-    Some(Ok(Token { id, logprobs, logits_sha256 }))
-}
-
-/// A run that is answered.
-struct Run<'a> {
-    slot: u16,
-    /// One past its last row.
-    end: usize,
-    /// The tokens that are right as long as they are the ones chosen.
-    guesses: &'a [u32],
-    /// Its last rows that have logits.
-    rows: usize,
-    /// One of its rows is not finite.
-    broken: bool,
 }

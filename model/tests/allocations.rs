@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use shoal_model::gguf::TensorType;
 use shoal_model::synthetic::{Family, SyntheticModel};
-use shoal_model::{ModelFile, Op, Request, Sampling, Shard, ShardSpec, Step, Want};
+use shoal_model::{ModelFile, Op, Rank, Request, Sampling, Shard, ShardSpec, Step, Want};
 
 /// Allocations of all threads.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -54,7 +54,7 @@ fn allocations(model: &SyntheticModel, threads: usize) -> Vec<usize> {
     model.write(&path).unwrap();
     let file = ModelFile::open(&path).unwrap();
     let context = PROMPT + WARM + COUNTED + 1;
-    let spec = ShardSpec { layers: 0..model.layers, context, slots: SLOTS, threads };
+    let spec = ShardSpec { layers: 0..model.layers, rank: Rank::only(), context, slots: SLOTS, threads };
     let mut shard = Shard::load(&file, &spec, &mut |_| {}).unwrap();
     let mut tokens = [0; SLOTS as usize];
     let mut ops = Vec::new();

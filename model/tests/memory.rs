@@ -7,7 +7,7 @@ use std::sync::Arc;
 use shoal_model::gguf::TensorType;
 use shoal_model::synthetic::SyntheticModel;
 use shoal_model::{
-    ChatTemplate, DecoderConfig, Footprint, ModelFile, Op, Request, Sampling, Shard, ShardSpec, Step,
+    ChatTemplate, DecoderConfig, Footprint, ModelFile, Op, Rank, Request, Sampling, Shard, ShardSpec, Step,
     Tokenizer, Want,
 };
 
@@ -39,7 +39,7 @@ fn check(file: &ModelFile, layers: std::ops::Range<u32>, context: u32, slots: u1
     let scratch = footprint.scratch_bytes(context, slots);
 
     let (anon, mapped) = (status("RssAnon:"), status("RssFile:"));
-    let spec = ShardSpec { layers: layers.clone(), context, slots, threads: 2 };
+    let spec = ShardSpec { layers: layers.clone(), rank: Rank::only(), context, slots, threads: 2 };
     let mut most_mapped = 0;
     let mut look = |_| most_mapped = most_mapped.max(status("RssFile:"));
     let mut shard = Shard::load(file, &spec, &mut look).unwrap();

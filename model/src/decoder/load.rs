@@ -13,10 +13,10 @@ use crate::config::{
 };
 use crate::gguf::{ModelFile, TensorEntry, TensorType};
 use crate::kernels::activations::{Form, finite};
-use crate::kernels::attention::Heads;
 use crate::kernels::team::{MAX_THREADS, Team};
 use crate::kernels::weights::{Matrix, Packing, Stored, Weights, packed_bytes};
 use crate::kv::KvCache;
+use crate::part::{Part, PartError, Rank};
 
 /// Why a shard cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +72,9 @@ pub enum LoadError {
         /// Slots.
         slots: u16,
     },
+    /// The model cannot be cut so.
+    #[error(transparent)]
+    Part(#[from] PartError),
     /// A tensor holds something that is not a number.
     #[error("tensor \"{name}\" holds numbers that are not finite: the file is damaged; load it again")]
     NotFinite {
@@ -90,6 +93,7 @@ pub enum LoadError {
 pub(crate) struct Loading<'a> {
     pub(crate) file: &'a ModelFile,
     pub(crate) layers: Range<u32>,
+    pub(crate) rank: Rank,
     pub(crate) context: u32,
     pub(crate) slots: u16,
     pub(crate) threads: usize,
@@ -99,47 +103,76 @@ pub(crate) struct Loading<'a> {
     pub(crate) sampled: usize,
 }
 
-/// Names and sizes of a layer's matrices in the order in which they are read. Those of one piece are packed together.
-pub(crate) fn layer_matrices(config: &DecoderConfig) -> [Vec<(&'static str, usize, usize)>; 6] {
-    let heads = Heads::of(config);
+/// A matrix of a model: its name, and which of its rows (outputs) and columns (inputs) are packed, of how many.
+pub(crate) struct Piece {
+    name: &'static str,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    height: usize,
+    width: usize,
+}
+
+/// The matrices of a layer as far as a part has them, in the order in which they are read. Those that are packed together
+/// stand together.
+pub(crate) fn layer_matrices(config: &DecoderConfig, part: &Part) -> [Vec<Piece>; 6] {
+    let dim = config.head_dim as usize;
     let (hidden, feed_forward) = (config.hidden as usize, config.feed_forward as usize);
-    let (width, kv_width) = (heads.heads * heads.dim, heads.kv_heads * heads.dim);
+    let (width, kv_width) = (config.heads as usize * dim, config.kv_heads as usize * dim);
+    let of_heads = |heads: Range<usize>| heads.start * dim..heads.end * dim;
+    let by_rows = |name, height: usize, rows: Range<usize>| Piece {
+        name,
+        rows,
+        columns: 0..hidden,
+        height,
+        width: hidden,
+    };
+    let by_columns = |name, width: usize, columns: Range<usize>| Piece {
+        name,
+        rows: 0..hidden,
+        columns,
+        height: hidden,
+        width,
+    };
     [
-        vec![(ATTN_Q, hidden, width)],
-        vec![(ATTN_K, hidden, kv_width)],
-        vec![(ATTN_V, hidden, kv_width)],
-        vec![(ATTN_OUTPUT, width, hidden)],
-        vec![(FFN_GATE, hidden, feed_forward), (FFN_UP, hidden, feed_forward)],
-        vec![(FFN_DOWN, feed_forward, hidden)],
+        vec![by_rows(ATTN_Q, width, of_heads(part.heads.clone()))],
+        vec![by_rows(ATTN_K, kv_width, of_heads(part.kv_heads()))],
+        vec![by_rows(ATTN_V, kv_width, of_heads(part.kv_heads()))],
+        vec![by_columns(ATTN_OUTPUT, width, part.attended(width))],
+        vec![
+            by_rows(FFN_GATE, feed_forward, part.feed_forward.clone()),
+            by_rows(FFN_UP, feed_forward, part.feed_forward.clone()),
+        ],
+        vec![by_columns(FFN_DOWN, feed_forward, part.feed_forward.clone())],
     ]
 }
 
 /// Bytes of a layer's packed matrices.
-pub(crate) fn layer_bytes(file: &ModelFile, config: &DecoderConfig, layer: u32) -> usize {
-    let of_piece = |piece: &Vec<(&str, usize, usize)>| {
-        let matrices: Vec<_> = piece
+pub(crate) fn layer_bytes(file: &ModelFile, config: &DecoderConfig, part: &Part, layer: u32) -> usize {
+    let of_pieces = |pieces: &Vec<Piece>| {
+        let matrices: Vec<_> = pieces
             .iter()
-            .filter_map(|&(name, inputs, outputs)| {
-                Some((file.tensor(&layer_tensor(layer, name))?.kind(), inputs, outputs))
+            .filter_map(|Piece { name, rows, columns, .. }| {
+                Some((file.tensor(&layer_tensor(layer, name))?.kind(), columns.len(), rows.len()))
             })
             .collect();
         packed_bytes(&matrices)
     };
-    layer_matrices(config).iter().map(of_piece).sum()
+    layer_matrices(config, part).iter().map(of_pieces).sum()
 }
 
-/// Bytes of the packed embedding table or output matrix.
-pub(crate) fn vocabulary_bytes(file: &ModelFile, config: &DecoderConfig, name: &str) -> usize {
+/// Bytes of the packed embedding table or output matrix, as far as a part has it.
+pub(crate) fn vocabulary_bytes(file: &ModelFile, config: &DecoderConfig, part: &Part, name: &str) -> usize {
     let kind = file.tensor(name).map(TensorEntry::kind);
-    kind.map_or(0, |kind| packed_bytes(&[(kind, config.hidden as usize, config.vocab as usize)]))
+    kind.map_or(0, |kind| packed_bytes(&[(kind, config.hidden as usize, part.vocab.len())]))
 }
+
+const LAYER_MATRICES: [&str; 7] = [ATTN_Q, ATTN_K, ATTN_V, ATTN_OUTPUT, FFN_GATE, FFN_UP, FFN_DOWN];
 
 /// The forms of activations that the matrices of a file want, each once.
 pub(crate) fn activation_forms(file: &ModelFile, config: &DecoderConfig) -> Vec<Form> {
     let output = [if config.tied { EMBEDDING } else { OUTPUT }.to_owned()];
-    let of_layers = (0..config.layers).flat_map(|layer| {
-        layer_matrices(config).into_iter().flatten().map(move |(name, ..)| layer_tensor(layer, name))
-    });
+    let of_layers =
+        (0..config.layers).flat_map(|layer| LAYER_MATRICES.iter().map(move |name| layer_tensor(layer, name)));
     let mut forms = Vec::new();
     for name in output.into_iter().chain(of_layers) {
         if let Some(entry) = file.tensor(&name)
@@ -156,7 +189,7 @@ impl Decoder {
     /// Loads some layers, with the embedding if they begin at the first and the output head if they end at the last.
     /// `progress` is told the bytes of the file that were packed so far.
     pub(crate) fn load(loading: &Loading<'_>, progress: &mut dyn FnMut(u64)) -> Result<Decoder, LoadError> {
-        let &Loading { file, ref layers, context, slots, threads, rows, sampled } = loading;
+        let &Loading { file, ref layers, ref rank, context, slots, threads, rows, sampled } = loading;
         let config = DecoderConfig::from_gguf(file)?;
         if layers.start >= layers.end || layers.end > config.layers {
             let (start, end) = (layers.start, layers.end);
@@ -171,41 +204,40 @@ impl Decoder {
         if !(1..=MAX_THREADS).contains(&threads) {
             return Err(LoadError::Threads { threads });
         }
-        let heads = Heads::of(&config);
-        let kv = KvCache::new(heads, layers.len(), slots, context)
+        let part = Part::of(&config, rank)?;
+        let kv = KvCache::new(part.shape(), layers.len(), slots, context)
             .ok_or(LoadError::NoMemory { context, slots })?;
         let team = Team::new(threads).map_err(|source| LoadError::StartThread { source })?;
         let forms = activation_forms(file, &config);
         let room = Room { rows, sampled, threads, context: context as usize };
-        let scratch = Scratch::new(&config, &forms, &room);
+        let scratch = Scratch::new(&config, &part, &forms, &room);
 
         let first = layers.start == 0;
         let last = layers.end == config.layers;
         let output = if config.tied { EMBEDDING } else { OUTPUT };
-        let embedding_bytes = if first { vocabulary_bytes(file, &config, EMBEDDING) } else { 0 };
+        let embedding_bytes = if first { vocabulary_bytes(file, &config, &part, EMBEDDING) } else { 0 };
         let head_bytes = match last {
-            true if !(first && config.tied) => vocabulary_bytes(file, &config, output),
+            true if !(first && config.tied) => vocabulary_bytes(file, &config, &part, output),
             _ => 0,
         };
-        let bytes = layers.clone().map(|layer| layer_bytes(file, &config, layer)).sum::<usize>()
+        let bytes = layers.clone().map(|layer| layer_bytes(file, &config, &part, layer)).sum::<usize>()
             + embedding_bytes
             + head_bytes;
         let weights = Weights::new(bytes).ok_or(LoadError::NoMemoryForWeights { bytes })?;
         let mut source = Source { file, team, weights, packed: 0, progress };
 
-        let (hidden, vocab) = (config.hidden as usize, config.vocab as usize);
         let embedding = match first {
-            true => Some(source.matrix(EMBEDDING, hidden, vocab)?),
+            true => Some(source.vocabulary(&config, &part, EMBEDDING)?),
             false => None,
         };
         let loaded: Result<Vec<Layer>, LoadError> =
-            layers.clone().map(|layer| source.layer(&config, layer)).collect();
+            layers.clone().map(|layer| source.layer(&config, &part, layer)).collect();
         let head = match last {
             true => Some(Head {
                 norm: source.vector(OUTPUT_NORM)?,
                 matrix: match embedding {
                     Some(embedding) if config.tied => embedding,
-                    _ => source.matrix(output, hidden, vocab)?,
+                    _ => source.vocabulary(&config, &part, output)?,
                 },
             }),
             false => None,
@@ -225,6 +257,9 @@ impl Decoder {
             kv,
             team: source.team,
             scratch,
+            part,
+            rank: rank.clone(),
+            group: None,
             config,
         })
     }
@@ -255,17 +290,19 @@ struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    fn layer(&mut self, config: &DecoderConfig, layer: u32) -> Result<Layer, LoadError> {
+    fn layer(&mut self, config: &DecoderConfig, part: &Part, layer: u32) -> Result<Layer, LoadError> {
         let of = |name: &str| layer_tensor(layer, name);
         let turned = turned_row(&config.rotary, config.head_dim as usize);
         let turned_vector =
             |vector: Box<[f32]>| -> Box<[f32]> { (0..vector.len()).map(|row| vector[turned(row)]).collect() };
-        let [q, k, v, output, gate_and_up, down] = layer_matrices(config);
-        let mut pack = |piece: &[(&str, usize, usize)], row: &(dyn Fn(usize) -> usize + Sync)| match *piece {
-            [(name, inputs, outputs)] => Ok([self.pack([(&of(name), inputs, outputs)], row)?[0]; 2]),
-            [(a, a_inputs, a_outputs), (b, b_inputs, b_outputs), ..] => {
-                self.pack([(&of(a), a_inputs, a_outputs), (&of(b), b_inputs, b_outputs)], row)
-            }
+        let of_heads = |vector: Box<[f32]>, heads: Range<usize>| -> Vec<f32> {
+            let dim = config.head_dim as usize;
+            vector[heads.start * dim..heads.end * dim].to_vec()
+        };
+        let [q, k, v, output, gate_and_up, down] = layer_matrices(config, part);
+        let mut pack = |pieces: &[Piece], row: &(dyn Fn(usize) -> usize + Sync)| match pieces {
+            [one] => Ok([self.pack([(&of(one.name), one)], row)?[0]; 2]),
+            [one, other, ..] => self.pack([(&of(one.name), one), (&of(other.name), other)], row),
             [] => Err(LoadError::Tensor { name: of("") }),
         };
         let straight = |row| row;
@@ -281,7 +318,9 @@ impl<'a> Source<'a> {
                 let q = turned_vector(self.vector(&layer_bias(layer, ATTN_Q))?);
                 let k = turned_vector(self.vector(&layer_bias(layer, ATTN_K))?);
                 let v = self.vector(&layer_bias(layer, ATTN_V))?;
-                Some([q, k, v].concat().into_boxed_slice())
+                let (heads, kv_heads) = (part.heads.clone(), part.kv_heads());
+                let local = [of_heads(q, heads), of_heads(k, kv_heads.clone()), of_heads(v, kv_heads)];
+                Some(local.concat().into_boxed_slice())
             }
             false => None,
         };
@@ -306,22 +345,34 @@ impl<'a> Source<'a> {
         })
     }
 
-    fn matrix(&mut self, name: &str, inputs: usize, outputs: usize) -> Result<Matrix, LoadError> {
-        let [matrix] = self.pack([(name, inputs, outputs)], &|row| row)?;
+    /// The embedding table or the output matrix.
+    fn vocabulary(
+        &mut self,
+        config: &DecoderConfig,
+        part: &Part,
+        name: &'static str,
+    ) -> Result<Matrix, LoadError> {
+        let (height, width) = (config.vocab as usize, config.hidden as usize);
+        let piece = Piece { name, rows: part.vocab.clone(), columns: 0..width, height, width };
+        let [matrix] = self.pack([(name, &piece)], &|row| row)?;
         Ok(matrix)
     }
 
-    /// Packs matrices together.
+    /// Packs matrices together, which have the same rows; `row` says which stored row is a row of the whole product.
     fn pack<const N: usize>(
         &mut self,
-        matrices: [(&str, usize, usize); N],
+        matrices: [(&str, &Piece); N],
         row: &(dyn Fn(usize) -> usize + Sync),
     ) -> Result<[Matrix; N], LoadError> {
         let Source { file, team, weights, packed, progress } = self;
+        let first = matrices[0].1.rows.start;
+        let row = |product: usize| row(first + product);
         let mut stored = Vec::with_capacity(N);
-        for (name, inputs, outputs) in matrices {
+        for (name, piece) in matrices {
             let (entry, bytes) = tensor(file, name)?;
-            stored.push(Stored { kind: entry.kind(), bytes, inputs, outputs, row });
+            let &Piece { ref rows, ref columns, height, width, .. } = piece;
+            let (columns, outputs) = (columns.clone(), rows.len());
+            stored.push(Stored { kind: entry.kind(), bytes, height, width, columns, outputs, row: &row });
         }
         let wrong = || LoadError::Tensor { name: matrices[0].0.to_owned() };
         let stored: [Stored<'_>; N] = stored.try_into().map_err(|_| wrong())?;

@@ -2,8 +2,9 @@
 
 use crate::config::DecoderConfig;
 use crate::kernels::activations::{Activations, Form};
-use crate::kernels::attention::{AttentionScratch, Heads, Span};
+use crate::kernels::attention::{AttentionScratch, Span};
 use crate::kernels::rows::Turns;
+use crate::part::Part;
 
 /// Buffers for the widest step.
 pub(super) struct Scratch {
@@ -17,8 +18,11 @@ pub(super) struct Scratch {
     /// Queries, keys and values, `qkv_width` for each row.
     pub(super) qkv: Box<[f32]>,
     pub(super) qkv_width: usize,
+    /// What attention gives, `attended_width` for each row; this part's heads begin at `attended_at`, and what is beside
+    /// them stays zero.
     pub(super) attended: Box<[f32]>,
     pub(super) attended_width: usize,
+    pub(super) attended_at: usize,
     pub(super) logits: Box<[f32]>,
     /// What is multiplied next.
     pub(super) activations: Activations,
@@ -40,13 +44,15 @@ pub(super) struct Room {
 }
 
 impl Scratch {
-    pub(super) fn new(config: &DecoderConfig, forms: &[Form], room: &Room) -> Scratch {
-        let [hidden, feed_forward, vocab] =
-            [config.hidden, config.feed_forward, config.vocab].map(|n| n as usize);
-        let heads = Heads::of(config);
+    pub(super) fn new(config: &DecoderConfig, part: &Part, forms: &[Form], room: &Room) -> Scratch {
+        let hidden = config.hidden as usize;
+        let (feed_forward, vocab) = (part.feed_forward.len(), part.vocab.len());
+        let heads = part.shape();
         let &Room { rows, sampled, threads, context } = room;
-        let attended_width = heads.heads * heads.dim;
-        let qkv_width = attended_width + 2 * heads.kv_heads * heads.dim;
+        let attended = part.attended((config.heads * config.head_dim) as usize);
+        let attended_at = part.heads.start * heads.dim - attended.start;
+        let attended_width = attended.len();
+        let qkv_width = (heads.heads + 2 * heads.kv_heads) * heads.dim;
         let pairs = config.rotary.dims as usize / 2;
         let window_pairs = if config.window.is_some() { pairs } else { 0 };
         let numbers = |count: usize| vec![0.0; count].into_boxed_slice();
@@ -59,6 +65,7 @@ impl Scratch {
             qkv_width,
             attended: numbers(rows * attended_width),
             attended_width,
+            attended_at,
             logits: numbers(sampled * vocab),
             activations: Activations::new(rows, hidden.max(attended_width), forms),
             gated: Activations::new(rows, feed_forward, forms),
@@ -79,12 +86,12 @@ pub(crate) struct ScratchBytes {
 
 impl ScratchBytes {
     /// What a shard of this model allocates, whichever layers it holds.
-    pub(crate) fn of(config: &DecoderConfig, forms: &[Form]) -> ScratchBytes {
-        let [hidden, feed_forward] = [config.hidden, config.feed_forward].map(|n| n as usize);
-        let heads = Heads::of(config);
-        let width = heads.heads * heads.dim;
+    pub(crate) fn of(config: &DecoderConfig, part: &Part, forms: &[Form]) -> ScratchBytes {
+        let (hidden, feed_forward) = (config.hidden as usize, part.feed_forward.len());
+        let heads = part.shape();
+        let width = part.attended((config.heads * config.head_dim) as usize).len();
         let turns = if config.window.is_some() { 2 } else { 1 } * config.rotary.dims as usize;
-        let floats = 3 * hidden + 2 * width + 2 * heads.kv_heads * heads.dim + turns;
+        let floats = 3 * hidden + width + (heads.heads + 2 * heads.kv_heads) * heads.dim + turns;
         let activations: usize = forms
             .iter()
             .map(|&form| {
@@ -95,7 +102,7 @@ impl ScratchBytes {
         const ROW_BYTES: usize = 128;
         ScratchBytes {
             row: (4 * floats + activations + ROW_BYTES) as u64,
-            sampled: 4 * u64::from(config.vocab),
+            sampled: 4 * part.vocab.len() as u64,
             thread: AttentionScratch::bytes_per_thread(heads) as u64,
         }
     }

@@ -26,21 +26,37 @@ const TILE_ROWS: usize = 4;
 /// Splits that are shared out before they are merged.
 const SHARED_SPLITS: usize = 64;
 
-/// The shape of the heads.
+/// The shape of the heads: some consecutive query heads, and the KV heads that they share.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Heads {
-    /// Query heads; a multiple of `kv_heads`.
+    /// Query heads.
     pub(crate) heads: usize,
-    /// Key and value heads.
+    /// Key and value heads that they need.
     pub(crate) kv_heads: usize,
+    /// Query heads of a KV head in the whole model.
+    group: usize,
+    /// Of the first KV head, those that are not among these.
+    lead: usize,
     /// Width of a head.
     pub(crate) dim: usize,
 }
 
 impl Heads {
-    /// Query heads of a KV head.
+    /// The query heads in `range` of a model that has `group` of them for each KV head.
+    pub(crate) fn new(range: Range<usize>, group: usize, dim: usize) -> Heads {
+        let kv_heads = range.end.div_ceil(group) - range.start / group;
+        Heads { heads: range.len(), kv_heads, group, lead: range.start % group, dim }
+    }
+
+    /// The most query heads of a KV head.
     pub(crate) fn group(self) -> usize {
-        self.heads / self.kv_heads
+        self.group.min(self.heads)
+    }
+
+    /// The query heads of a KV head.
+    fn of_kv_head(self, kv_head: usize) -> Range<usize> {
+        let start = (kv_head * self.group).saturating_sub(self.lead);
+        start..((kv_head + 1) * self.group - self.lead).min(self.heads)
     }
 
     /// Width of a head in the cache.
@@ -157,8 +173,16 @@ impl<'a> View<'a> {
     }
 }
 
-/// Attends with the queries of all spans and writes the results to `out`, rows of `heads * dim`; row r's queries begin at
-/// `queries[r * stride]`, turned by their positions and scaled. Keys and values of all rows are in the cache.
+/// Where the results of attention go: those of row r to `numbers[r * stride + at..]`.
+pub(crate) struct Attended<'a> {
+    pub(crate) numbers: &'a mut [f32],
+    pub(crate) stride: usize,
+    pub(crate) at: usize,
+}
+
+/// Attends with the queries of all spans and writes the results, `heads * dim` numbers for each row, to `out`; row r's
+/// queries begin at `queries[r * stride]`, turned by their positions and scaled. Keys and values of all rows are in the
+/// cache.
 pub(crate) fn attend(
     team: &mut Team,
     scratch: &mut AttentionScratch,
@@ -166,7 +190,7 @@ pub(crate) fn attend(
     layer: LayerCache<'_>,
     spans: &[Span],
     (queries, stride): (&[f32], usize),
-    out: &mut [f32],
+    Attended { numbers, stride: to_stride, at: to_at }: Attended<'_>,
 ) {
     let path = team.path();
     let AttentionScratch { threads, shared, splits, tiles } = scratch;
@@ -187,12 +211,15 @@ pub(crate) fn attend(
             pos: span.pos + start,
             rows,
             first_row: span.first_row + start,
+            heads: heads.of_kv_head(kv_head),
             queries,
             stride,
+            to_stride,
+            to_at,
         }
     };
 
-    let out = Disjoint::new(out);
+    let out = Disjoint::new(numbers);
     let one_row_each = tiles.iter().all(|tile| tile.rows == 1);
     let longest = tiles.iter().map(|tile| tile.span.pos + tile.span.rows).max().unwrap_or(0);
     if one_row_each && items <= shared.len() && longest > SPLIT {
@@ -261,14 +288,18 @@ struct Attention<'a> {
     rows: usize,
     /// That row's place in the batch.
     first_row: usize,
+    /// The query heads of the KV head.
+    heads: Range<usize>,
     queries: &'a [f32],
     stride: usize,
+    to_stride: usize,
+    to_at: usize,
 }
 
 impl Attention<'_> {
     /// Queries: for each row, those of the group's heads.
     fn queries(&self) -> usize {
-        self.rows * self.view.heads.group()
+        self.rows * self.heads.len()
     }
 
     /// The positions that the first row sees from, to the one that the last sees to.
@@ -291,21 +322,20 @@ impl Attention<'_> {
     #[inline(always)]
     fn query(&self, query: usize) -> &[f32] {
         let Heads { dim, .. } = self.view.heads;
-        let group = self.view.heads.group();
-        let row = self.first_row + query / group;
-        let at = row * self.stride + (self.view.kv_head * group + query % group) * dim;
+        let row = self.first_row + query / self.heads.len();
+        let at = row * self.stride + (self.heads.start + query % self.heads.len()) * dim;
         &self.queries[at..at + dim]
     }
 
     /// Divides the totals by their weights and stores them in rows of all heads.
     fn store(&self, total: &mut Partial, out: &Disjoint<'_, f32>) {
-        let heads = self.view.heads;
+        let dim = self.view.heads.dim;
         for query in 0..self.queries() {
-            let row = self.first_row + query / heads.group();
-            let head = self.view.kv_head * heads.group() + query % heads.group();
-            let at = (row * heads.heads + head) * heads.dim;
+            let row = self.first_row + query / self.heads.len();
+            let head = self.heads.start + query % self.heads.len();
+            let at = row * self.to_stride + self.to_at + head * dim;
             // SAFETY: a (row, head) belongs to one tile and KV head, which one thread stores.
-            let to = unsafe { out.part(at..at + heads.dim) };
+            let to = unsafe { out.part(at..at + dim) };
             let inverse = 1.0 / total.weight(query);
             for (to, value) in to.iter_mut().zip(total.values(query)) {
                 *to = value * inverse;
@@ -316,7 +346,7 @@ impl Attention<'_> {
     /// The positions within a split that a query sees.
     #[inline(always)]
     fn sees(&self, query: usize, split: usize) -> Range<usize> {
-        let seen = self.row_sees(query / self.view.heads.group());
+        let seen = self.row_sees(query / self.heads.len());
         let start = split * SPLIT;
         let within = |pos: usize| pos.saturating_sub(start).min(SPLIT);
         within(seen.start)..within(seen.end)

@@ -268,7 +268,7 @@ impl Kernel for TurnRow<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let Turn { heads: Heads { heads, kv_heads, dim }, bias, q_norm, k_norm, eps, scale: factor } =
+        let Turn { heads: Heads { heads, kv_heads, dim, .. }, bias, q_norm, k_norm, eps, scale: factor } =
             self.turn;
         if let Some(bias) = bias {
             add(self.qkv, bias);
@@ -296,7 +296,7 @@ pub(crate) fn turn(
     cache: &LayerWriter<'_>,
 ) {
     let path = team.path();
-    let Heads { heads, kv_heads, dim } = turn.heads;
+    let Heads { heads, kv_heads, dim, .. } = turn.heads;
     let rows = spans.last().map_or(0, |span| span.first_row + span.rows);
     let qkv = Disjoint::new(qkv);
     for_each_row(team, rows, &|row| {

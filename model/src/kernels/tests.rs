@@ -6,7 +6,7 @@ use half::f16;
 use proptest::prelude::*;
 
 use super::activations::{Activations, Form, Int8Block, quantise};
-use super::attention::{AttentionScratch, Heads, LayerCache, SPLIT, Span, attend};
+use super::attention::{Attended, AttentionScratch, Heads, LayerCache, SPLIT, Span, attend};
 use super::lanes::{Kernel, LANES, Lanes, Path};
 use super::matmul::{Gating, multiply, multiply_gated};
 use super::rowwise::{Gate, rms_norm};
@@ -41,7 +41,7 @@ impl Source {
 
     fn stored(&self) -> Stored<'_> {
         let &Source { kind, inputs, outputs, ref bytes } = self;
-        Stored { kind, bytes, inputs, outputs, row: &|row| row }
+        Stored { kind, bytes, height: outputs, width: inputs, columns: 0..inputs, outputs, row: &|row| row }
     }
 
     fn size(&self) -> (TensorType, usize, usize) {
@@ -201,11 +201,14 @@ proptest! {
         dim in prop::sample::select(vec![8usize, 16, 40, 64, 80, 128]),
         len in 1..700usize,
         rows in 1..12usize,
+        cut: (prop::sample::Index, prop::sample::Index),
         window in prop::option::of(1..400usize),
         seed in 0..1000u32,
     ) {
-        let heads = Heads { heads: kv_heads * group, kv_heads, dim };
-        attention_agrees(heads, len, rows.min(len), window, seed);
+        let (start, end) = (cut.0.index(kv_heads * group), cut.1.index(kv_heads * group));
+        // Any of a model's heads, so that groups are whole or cut.
+        let heads = Heads::new(start.min(end)..start.max(end) + 1, group, dim);
+        attention_agrees(heads, (start.min(end), group), len, rows.min(len), window, seed);
     }
 }
 
@@ -298,7 +301,10 @@ fn bits_do_not_depend_on_path_threads_or_rows() {
     }
 }
 
-const HEADS: Heads = Heads { heads: 6, kv_heads: 2, dim: 72 };
+/// Six heads of width 72 in two groups.
+fn six_heads() -> Heads {
+    Heads::new(0..6, 3, 72)
+}
 
 /// Attention of the last `rows` of `len` positions, in one step.
 fn attended(
@@ -326,8 +332,11 @@ fn attended(
     let mut scratch = AttentionScratch::new(heads, team.threads(), 64, 2_000);
     let layer = LayerCache { cache: &cache, layer: 1, window };
     let span = Span { place: 1, pos: len - rows, first_row: 0, rows };
-    let mut out = vec![f32::NAN; rows * heads.heads * heads.dim];
-    attend(team, &mut scratch, heads, layer, &[span], (&queries, stride), &mut out);
+    let width = heads.heads * heads.dim;
+    let mut out = vec![f32::NAN; rows * (width + 3)];
+    let to = Attended { numbers: &mut out, stride: width + 3, at: 2 };
+    attend(team, &mut scratch, heads, layer, &[span], (&queries, stride), to);
+    let out: Vec<f32> = out.chunks(width + 3).flat_map(|row| row[2..width + 2].to_vec()).collect();
     assert!(out.iter().all(|number| number.is_finite()));
     out
 }
@@ -343,7 +352,15 @@ fn query(heads: Heads, pos: usize, seed: u32) -> Vec<f32> {
 }
 
 /// Compares attention with softmax in f64, and every path and team with the portable one.
-fn attention_agrees(heads: Heads, len: usize, rows: usize, window: Option<usize>, seed: u32) {
+/// `heads` begin at head `first` of a model with `group` heads for each KV head.
+fn attention_agrees(
+    heads: Heads,
+    (first, group): (usize, usize),
+    len: usize,
+    rows: usize,
+    window: Option<usize>,
+    seed: u32,
+) {
     let mut expected: Option<Vec<f32>> = None;
     for path in Path::available().into_iter().rev() {
         for threads in [1, 3] {
@@ -363,7 +380,7 @@ fn attention_agrees(heads: Heads, len: usize, rows: usize, window: Option<usize>
         for (head, found) in found.chunks(heads.dim).enumerate() {
             let query = &query[head * heads.dim..(head + 1) * heads.dim];
             let of = |numbers: &[f32], pos: usize, d: usize| {
-                let at = (pos * heads.kv_heads + head / heads.group()) * heads.dim + d;
+                let at = (pos * heads.kv_heads + (first % group + head) / group) * heads.dim + d;
                 f16::from_f32(numbers[at]).to_f64()
             };
             let weight = |pos: usize| -> f64 {
@@ -384,9 +401,10 @@ fn attention_agrees(heads: Heads, len: usize, rows: usize, window: Option<usize>
 
 #[test]
 fn attention_has_the_same_bits_on_every_path_in_any_chunk_by_any_threads() {
-    let row = HEADS.heads * HEADS.dim;
+    let heads = six_heads();
+    let row = heads.heads * heads.dim;
     for (len, window) in [(20, None), (SPLIT + 37, None), (5 * SPLIT + 3, None), (5 * SPLIT + 3, Some(300))] {
-        let of = |team: &mut Team, len, rows| bits(&attended(team, HEADS, len, rows, window, 3));
+        let of = |team: &mut Team, len, rows| bits(&attended(team, heads, len, rows, window, 3));
         let mut portable = Team::new(1).unwrap();
         portable.set_path(Path::Portable);
         let expected = of(&mut portable, len, 13);

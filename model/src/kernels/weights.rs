@@ -1,5 +1,7 @@
 //! The matrices of a shard, packed into one arena in the order in which a step reads them.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
 use super::activations::Form;
@@ -231,7 +233,7 @@ impl Matrix {
     }
 
     /// Where a group lies.
-    fn group(&self, group: usize) -> std::ops::Range<usize> {
+    fn group(&self, group: usize) -> Range<usize> {
         let bytes = self.packing.group_bytes(self.inputs);
         let at = self.at + group / PAIR * self.stride + group % PAIR * bytes;
         at..at + bytes
@@ -243,9 +245,15 @@ pub(crate) struct Stored<'a> {
     pub(crate) kind: TensorType,
     /// Rows as the file has them.
     pub(crate) bytes: &'a [u8],
-    pub(crate) inputs: usize,
+    /// The file's rows, and the columns of each.
+    pub(crate) height: usize,
+    pub(crate) width: usize,
+    /// Those of them that are packed; they begin at a tile.
+    pub(crate) columns: Range<usize>,
+    /// Rows that are packed.
     pub(crate) outputs: usize,
-    /// Which stored row is the product's row; for rotary pairs that are stored otherwise than they are computed.
+    /// Which stored row is the product's row: a cut begins somewhere, and rotary pairs are stored otherwise than they are
+    /// computed.
     pub(crate) row: &'a (dyn Fn(usize) -> usize + Sync),
 }
 
@@ -270,21 +278,28 @@ impl Weights {
         stored: [&Stored<'_>; N],
         packed: &mut dyn FnMut(usize),
     ) -> Option<[Matrix; N]> {
-        let pair_bytes = |stored: &Stored<'_>| PAIR * Packing::of(stored.kind).group_bytes(stored.inputs);
+        let pair_bytes =
+            |stored: &Stored<'_>| PAIR * Packing::of(stored.kind).group_bytes(stored.columns.len());
         // A matrix of its own may end with half a pair.
         let stride: usize = stored.iter().map(|stored| pair_bytes(stored)).sum();
         let mut at = self.used;
         let matrices = stored.map(|stored| {
             let packing = Packing::of(stored.kind);
-            let matrix = Matrix { packing, at, stride, inputs: stored.inputs, outputs: stored.outputs };
+            let matrix =
+                Matrix { packing, at, stride, inputs: stored.columns.len(), outputs: stored.outputs };
             at += pair_bytes(stored);
             matrix
         });
-        let end =
-            self.used + packed_bytes(&stored.map(|stored| (stored.kind, stored.inputs, stored.outputs)));
+        let end = self.used
+            + packed_bytes(&stored.map(|stored| (stored.kind, stored.columns.len(), stored.outputs)));
         for (stored, matrix) in stored.iter().zip(&matrices) {
-            let row_bytes = row_bytes(stored.kind, stored.inputs)?;
-            if stored.bytes.len() != row_bytes.checked_mul(stored.outputs)? || end > self.arena.len() {
+            let row_bytes = row_bytes(stored.kind, stored.width)?;
+            let Range { start, end: last } = stored.columns;
+            let whole = stored.bytes.len() == row_bytes.checked_mul(stored.height)?
+                && start.is_multiple_of(COLUMNS)
+                && (last.is_multiple_of(COLUMNS) || last == stored.width)
+                && last <= stored.width;
+            if !whole || end > self.arena.len() {
                 return None;
             }
             let (path, arena) = (team.path(), Disjoint::new(&mut self.arena));
@@ -302,9 +317,14 @@ impl Weights {
                     }
                     // SAFETY: groups do not overlap, and each is packed once.
                     let place = unsafe { arena.part(matrix.group(group)) };
-                    path.run(PackGroup { kind: stored.kind, inputs: stored.inputs, rows: &rows, place });
+                    path.run(PackGroup {
+                        kind: stored.kind,
+                        columns: stored.columns.clone(),
+                        rows: &rows,
+                        place,
+                    });
                 });
-                packed(count * LANES * row_bytes);
+                packed(count * LANES * row_bytes * stored.columns.len() / stored.width);
             }
         }
         self.used = end;
@@ -366,7 +386,7 @@ const GROUPS_PER_REPORT: usize = 64;
 /// Packs sixteen stored rows; rows that are not there become zeros.
 struct PackGroup<'a> {
     kind: TensorType,
-    inputs: usize,
+    columns: Range<usize>,
     rows: &'a [Option<&'a [u8]>; LANES],
     place: &'a mut [u8],
 }
@@ -376,7 +396,8 @@ impl Kernel for PackGroup<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, _lanes: L) {
-        let PackGroup { kind, inputs, rows, place } = self;
+        let PackGroup { kind, columns, rows, place } = self;
+        let first_tile = columns.start / COLUMNS;
         with_packing!(Packing::of(kind),
         Tile => {
             assert!(place.as_ptr().cast::<Tile>().is_aligned(), "groups are aligned");
@@ -388,7 +409,7 @@ impl Kernel for PackGroup<'_> {
                 let mut cells = [Cells::default(); LANES];
                 for (cells, row) in cells.iter_mut().zip(rows) {
                     // A row has as many blocks as there are tiles: its length was checked.
-                    if let Some(found) = row.and_then(|row| ggml::cells(kind, row, index)) {
+                    if let Some(found) = row.and_then(|row| ggml::cells(kind, row, first_tile + index)) {
                         *cells = found;
                     }
                 }
@@ -397,10 +418,10 @@ impl Kernel for PackGroup<'_> {
         },
         Column => {
             let size = size_of::<Column>() / LANES;
-            for column in 0..inputs {
+            for (to, column) in columns.enumerate() {
                 for (lane, row) in rows.iter().enumerate() {
                     if let Some(number) = row.and_then(|row| row.get(column * size..(column + 1) * size)) {
-                        let at = (column * LANES + lane) * size;
+                        let at = (to * LANES + lane) * size;
                         place[at..at + size].copy_from_slice(number);
                     }
                 }

@@ -32,12 +32,6 @@ impl Distribution<'_> {
     }
 }
 
-/// Whether the parameters leave out any token of a vocabulary of this size.
-pub(super) fn cut_something(sampling: &Sampling, vocab: usize) -> bool {
-    let top_k = sampling.top_k as usize;
-    (top_k > 0 && top_k < vocab) || sampling.top_p < 1.0 || sampling.min_p > 0.0 || sampling.typical_p < 1.0
-}
-
 /// Fills `ids` with the tokens that are kept, rising. `weights` has room for each token of the vocabulary and afterwards
 /// holds the weights of those kept.
 pub(super) fn cut(

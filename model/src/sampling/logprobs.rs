@@ -16,7 +16,8 @@ pub struct Logprobs {
 
 impl Logprobs {
     /// Of `token` and of the `count` most likely; `logits` are finite and not empty.
-    pub(super) fn of(logits: &[f32], largest: f32, token: u32, count: u8) -> Logprobs {
+    pub(crate) fn of(logits: &[f32], token: u32, count: u8) -> Logprobs {
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let shifted = |logit: f32| f64::from(logit) - f64::from(largest);
         let log_total = logits.iter().map(|&logit| shifted(logit).exp()).sum::<f64>().ln();
         let logprob = |logit: f32| (shifted(logit) - log_total) as f32;

@@ -6,12 +6,13 @@ use super::Sampling;
 const SEEN: u32 = 1 << 31;
 
 /// Buffers for changed logits.
+#[derive(Default)]
 pub(super) struct Penalties {
     adjusted: Vec<f32>,
     /// For each token of the vocabulary; 0 between two calls.
     counts: Vec<u32>,
-    /// The tokens whose count is not 0.
-    seen: Vec<u32>,
+    /// The logits whose token was counted.
+    seen: Vec<usize>,
 }
 
 impl Penalties {
@@ -19,36 +20,39 @@ impl Penalties {
         Penalties { adjusted: vec![0.0; vocab], counts: vec![0; vocab], seen: Vec::new() }
     }
 
-    /// The logits after biases and penalties; `logits` themselves where there are none. `prompt` tokens of the history
-    /// are the prompt's.
+    /// The logits after biases and penalties; `logits` themselves where there are none. They are those of the tokens from
+    /// `first` on; `prompt` tokens of the history are the prompt's.
     pub(super) fn apply<'a>(
         &'a mut self,
         logits: &'a [f32],
         sampling: &Sampling,
         history: &[u32],
         prompt: usize,
+        first: usize,
     ) -> &'a [f32] {
+        let index = |token: u32| (token as usize).wrapping_sub(first);
         if sampling.logit_bias.is_empty() && !sampling.penalizes() {
             return logits;
         }
         self.adjusted.clear();
         self.adjusted.extend_from_slice(logits);
         for &(token, bias) in &sampling.logit_bias {
-            if let Some(logit) = self.adjusted.get_mut(token as usize) {
+            if let Some(logit) = self.adjusted.get_mut(index(token)) {
                 *logit = finite(*logit + bias);
             }
         }
         if sampling.penalizes() {
-            self.count(history, prompt, logits.len());
+            self.counts.resize(self.counts.len().max(logits.len()), 0);
+            self.count(history.iter().map(|&token| index(token)), prompt, logits.len());
             self.penalize(sampling);
         }
         &self.adjusted
     }
 
-    fn count(&mut self, history: &[u32], prompt: usize, vocab: usize) {
-        self.counts.resize(vocab, 0);
-        for (index, &token) in history.iter().enumerate() {
-            let Some(count) = self.counts.get_mut(token as usize) else { continue };
+    /// Counts the tokens of a history, each by the index of its logit; beyond `logits` it has none here.
+    fn count(&mut self, history: impl Iterator<Item = usize>, prompt: usize, logits: usize) {
+        for (index, token) in history.enumerate() {
+            let Some(count) = self.counts[..logits].get_mut(token) else { continue };
             if *count == 0 {
                 self.seen.push(token);
             }
@@ -59,8 +63,8 @@ impl Penalties {
 
     fn penalize(&mut self, sampling: &Sampling) {
         for token in self.seen.drain(..) {
-            let count = std::mem::take(&mut self.counts[token as usize]) & !SEEN;
-            let logit = &mut self.adjusted[token as usize];
+            let count = std::mem::take(&mut self.counts[token]) & !SEEN;
+            let logit = &mut self.adjusted[token];
             let repeated = if *logit > 0.0 {
                 *logit / sampling.repetition_penalty
             } else {

@@ -31,11 +31,11 @@ pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     state
 }
 
-/// A number in `[0, 1)` with 53 random bits, fixed by the seed (the key) and the position (the counter).
-pub fn unit(seed: u64, position: u64) -> f64 {
+/// A number in `[0, 1)` with 53 random bits, fixed by the seed (the key), the position and the stream (the counter).
+pub fn unit(seed: u64, position: u64, stream: u32) -> f64 {
     let split = |value: u64| [value as u32, (value >> 32) as u32];
     let [low, high] = split(position);
-    let words = philox4x32([low, high, 0, 0], split(seed));
+    let words = philox4x32([low, high, stream, 0], split(seed));
     let bits = (u64::from(words[0]) << 32 | u64::from(words[1])) >> 11;
     bits as f64 / (1u64 << 53) as f64
 }
@@ -62,7 +62,7 @@ mod tests {
     fn units_are_below_one_and_spread() {
         let mut sum = 0.0;
         for position in 0..10_000 {
-            let u = unit(u64::MAX, position << 30);
+            let u = unit(u64::MAX, position << 30, 0);
             assert!((0.0..1.0).contains(&u));
             sum += u;
         }

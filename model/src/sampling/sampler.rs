@@ -1,10 +1,15 @@
 //! Choosing a token.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
-use super::cuts::{Distribution, cut, cut_something};
+use super::cuts::{Distribution, cut};
+use super::draw::draw;
 use super::penalties::Penalties;
-use super::{Logprobs, Sampling, philox};
+use super::report::{Need, Parts, Report};
+use super::{Logprobs, Sampling};
+use crate::part::vocab_block;
 
 /// Why no token can be chosen.
 #[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
@@ -22,22 +27,44 @@ pub enum SampleError {
     },
 }
 
+/// Of which token something is asked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place<'a> {
+    /// Checked parameters.
+    pub(crate) sampling: &'a Sampling,
+    /// The index of the generated token within the answer, from 0. With the seed it alone fixes the draw.
+    pub(crate) position: u64,
+    /// The request's tokens so far, prompt first; the last `position` of them are the answer's.
+    pub(crate) history: &'a [u32],
+}
+
 /// Chooses tokens. Between two choices it remembers nothing; it holds the buffers that a choice needs, so that none of the
 /// vocabulary's size is allocated for a token.
 pub struct Sampler {
+    /// Tokens of a block of the vocabulary.
+    block: usize,
     penalties: Penalties,
     ids: Vec<u32>,
     weights: Vec<f64>,
+    report: Vec<u8>,
+    /// What the parts reported: all logits, or the best tokens and their logits.
+    row: Vec<f32>,
+    candidates: Vec<(u32, f32)>,
+    logits: Vec<f32>,
 }
 
 impl Sampler {
     /// For a vocabulary of so many tokens.
     pub fn new(vocab: u32) -> Sampler {
-        let vocab = vocab as usize;
         Sampler {
-            penalties: Penalties::new(vocab),
-            ids: Vec::with_capacity(vocab),
-            weights: vec![0.0; vocab],
+            block: vocab_block(vocab),
+            penalties: Penalties::new(vocab as usize),
+            ids: Vec::with_capacity(vocab as usize),
+            weights: vec![0.0; vocab as usize],
+            report: Vec::new(),
+            row: Vec::new(),
+            candidates: Vec::new(),
+            logits: Vec::new(),
         }
     }
 
@@ -55,54 +82,142 @@ impl Sampler {
         position: u64,
         history: &[u32],
     ) -> Result<(u32, Option<Logprobs>), SampleError> {
-        let (_, raw_largest) = largest(logits)?;
-        let answer = usize::try_from(position).unwrap_or(usize::MAX);
-        let prompt = history.len().saturating_sub(answer);
-        let changed = self.penalties.apply(logits, sampling, history, prompt);
-        let (best, largest) = largest(changed)?;
-        let token = if sampling.temperature == 0.0 {
-            best as u32
-        } else {
-            let temperature = f64::from(sampling.temperature);
-            let distribution = Distribution { logits: changed, largest, temperature };
-            let target = philox::unit(sampling.seed, position);
-            self.weights.resize(logits.len(), 0.0);
-            if cut_something(sampling, logits.len()) {
-                cut(&distribution, sampling, &mut self.ids, &mut self.weights);
-                draw(self.ids.iter().map(|&id| (id, self.weights[id as usize])), target)
-            } else {
-                for (id, weight) in (0..).zip(&mut self.weights) {
-                    *weight = distribution.weight(id);
-                }
-                draw((0..).zip(self.weights.iter().copied()), target)
+        let token = self.choose_among(logits, Place { sampling, position, history })?;
+        Ok((token, logprobs.map(|count| Logprobs::of(logits, token, count))))
+    }
+
+    /// Chooses a token by the logits of all.
+    fn choose_among(&mut self, logits: &[f32], place: Place<'_>) -> Result<u32, SampleError> {
+        if logits.is_empty() {
+            return Err(SampleError::Empty);
+        }
+        match Need::of(place.sampling, logits.len(), false) {
+            Need::Row => self.cut_and_draw(logits, place),
+            need => {
+                let mut report = std::mem::take(&mut self.report);
+                report.clear();
+                let all = 0..logits.len();
+                self.report(need, logits, all.clone(), place, &mut report);
+                let token = self.decide(need, &[(all, &report)], place);
+                self.report = report;
+                token
             }
+        }
+    }
+
+    /// Says about the logits of some tokens of the vocabulary what is needed to choose among all; appended to `report`.
+    pub(crate) fn report(
+        &mut self,
+        need: Need,
+        logits: &[f32],
+        tokens: Range<usize>,
+        place: Place<'_>,
+        report: &mut Vec<u8>,
+    ) {
+        let Place { sampling, position, history } = place;
+        let mut report = Report { bytes: report, first: tokens.start };
+        if let Need::Row = need {
+            return report.row(logits);
+        }
+        let broken = match largest(logits) {
+            Err(SampleError::NotFinite { token, value }) => Some((token, value)),
+            _ => None,
         };
-        Ok((token, logprobs.map(|count| Logprobs::of(logits, raw_largest, token, count))))
+        report.broken(broken);
+        if broken.is_some() || logits.is_empty() {
+            return report.nothing(need, &tokens, self.block);
+        }
+        let prompt = prompt(history, position);
+        let changed = self.penalties.apply(logits, sampling, history, prompt, tokens.start);
+        match need {
+            Need::Row => {}
+            Need::Largest => report.largest(largest(changed).unwrap_or((0, 0.0))),
+            Need::Blocks => report.blocks(changed, (sampling, position), self.block, &mut self.weights),
+            Need::Best(count) => report.best(changed, count, &mut self.ids),
+        }
+    }
+
+    /// Chooses a token by what all parts of the vocabulary report, in their order.
+    pub(crate) fn decide(
+        &mut self,
+        need: Need,
+        reports: &[(Range<usize>, &[u8])],
+        place: Place<'_>,
+    ) -> Result<u32, SampleError> {
+        let Place { sampling, position, .. } = place;
+        let parts = Parts { reports, block: self.block };
+        if let Need::Row = need {
+            let mut row = std::mem::take(&mut self.row);
+            parts.row(&mut row);
+            let token = self.choose_among(&row, place);
+            self.row = row;
+            return token;
+        }
+        parts.check()?;
+        match need {
+            Need::Row | Need::Largest => parts.largest().ok_or(SampleError::Empty),
+            Need::Blocks => parts.draw(sampling, position).ok_or(SampleError::Empty),
+            Need::Best(_) => {
+                let mut candidates = std::mem::take(&mut self.candidates);
+                let mut logits = std::mem::take(&mut self.logits);
+                parts.candidates(&mut candidates);
+                logits.clear();
+                logits.extend(candidates.iter().map(|&(_, logit)| logit));
+                let id = |index: u32| candidates.get(index as usize).map_or(0, |&(id, _)| id);
+                let token = self.draw_cut(&logits, place, id);
+                (self.candidates, self.logits) = (candidates, logits);
+                token
+            }
+        }
+    }
+
+    /// The row of logits that the last choice by [`Need::Row`] was made from.
+    pub(crate) fn row(&self) -> &[f32] {
+        &self.row
+    }
+
+    /// Chooses among all tokens after the cuts.
+    fn cut_and_draw(&mut self, logits: &[f32], place: Place<'_>) -> Result<u32, SampleError> {
+        let Place { sampling, position, history } = place;
+        largest(logits)?;
+        // Taken out for the call, so that the buffers beside it can be lent too.
+        let mut penalties = std::mem::take(&mut self.penalties);
+        let changed = penalties.apply(logits, sampling, history, prompt(history, position), 0);
+        let token = self.draw_cut(changed, place, |index| index);
+        self.penalties = penalties;
+        token
+    }
+
+    /// Cuts and draws; `id` is the token of a logit, rising.
+    fn draw_cut(
+        &mut self,
+        logits: &[f32],
+        place: Place<'_>,
+        id: impl Fn(u32) -> u32,
+    ) -> Result<u32, SampleError> {
+        let Place { sampling, position, .. } = place;
+        let (best, largest) = largest(logits)?;
+        if sampling.temperature == 0.0 {
+            return Ok(id(best as u32));
+        }
+        let temperature = f64::from(sampling.temperature);
+        let distribution = Distribution { logits, largest, temperature };
+        self.weights.resize(self.weights.len().max(logits.len()), 0.0);
+        cut(&distribution, sampling, &mut self.ids, &mut self.weights);
+        let kept = self.ids.iter().map(|&index| (id(index), self.weights[index as usize]));
+        Ok(draw(kept, self.block, sampling.seed, position))
     }
 }
 
-/// Draws one of the tokens with probabilities in proportion to their weights; `unit` is a number from 0 to 1.
-fn draw(tokens: impl Iterator<Item = (u32, f64)> + Clone, unit: f64) -> u32 {
-    let total: f64 = tokens.clone().map(|(_, weight)| weight).sum();
-    let target = unit * total;
-    let (mut sum, mut chosen) = (0.0, 0);
-    for (id, weight) in tokens {
-        if weight == 0.0 {
-            continue;
-        }
-        sum += weight;
-        chosen = id;
-        if sum > target {
-            break;
-        }
-    }
-    chosen
+/// How many tokens of a history are the prompt's.
+fn prompt(history: &[u32], position: u64) -> usize {
+    history.len().saturating_sub(usize::try_from(position).unwrap_or(usize::MAX))
 }
 
 /// The first of the largest logits and its index, after a look that all are finite.
 ///
 /// This is all that a greedy token costs, once over the vocabulary; the lanes let the compiler use the vector unit.
-fn largest(logits: &[f32]) -> Result<(usize, f32), SampleError> {
+pub(super) fn largest(logits: &[f32]) -> Result<(usize, f32), SampleError> {
     const LANES: usize = 16;
     let (chunks, rest) = logits.as_chunks::<LANES>();
     let mut most = [f32::NEG_INFINITY; LANES];

@@ -22,7 +22,7 @@ fn choose(logits: &[f32], sampling: &Sampling, position: u64, history: &[u32]) -
 
 /// Logits without a pattern, some of them equal.
 fn noise(count: usize, seed: u64) -> Vec<f32> {
-    (0..count).map(|i| ((philox::unit(seed, i as u64) * 40.0).round() * 0.25) as f32 - 5.0).collect()
+    (0..count).map(|i| ((philox::unit(seed, i as u64, 0) * 40.0).round() * 0.25) as f32 - 5.0).collect()
 }
 
 /// The probabilities after all parameters but the seed: the definitions, step by step.
@@ -94,20 +94,30 @@ fn defined(logits: &[f32], sampling: &Sampling, prompt: &[u32], answer: &[u32]) 
     p
 }
 
-/// The token that a draw from `p` gives: the first by rising id at which the sum passes the random number.
+/// The token that a draw from `p` gives, and how near the random numbers came to another: first the block of 32 tokens (the
+/// vocabularies here have less than 64 of them) at which the sum passes one number, then the token at which the sum within
+/// the block passes the block's own.
 fn drawn(p: &[f64], seed: u64, position: u64) -> (u32, f64) {
-    let unit = philox::unit(seed, position);
-    let mut sum = 0.0;
-    let mut nearest = f64::INFINITY;
-    let mut chosen = None;
-    for (id, p) in p.iter().enumerate() {
-        sum += p;
-        nearest = nearest.min((sum - unit).abs());
-        if chosen.is_none() && sum > unit && *p > 0.0 {
-            chosen = Some(id as u32);
+    let walk = |p: &[f64], unit: f64| {
+        let total: f64 = p.iter().sum();
+        let mut sum = 0.0;
+        let mut nearest = f64::INFINITY;
+        let mut chosen = None;
+        for (id, p) in p.iter().enumerate() {
+            sum += p / total;
+            nearest = nearest.min((sum - unit).abs());
+            if chosen.is_none() && sum > unit && *p > 0.0 {
+                chosen = Some(id);
+            }
         }
-    }
-    (chosen.unwrap_or(0), nearest)
+        (chosen.unwrap_or(0), nearest)
+    };
+    let sums: Vec<f64> = p.chunks(32).map(|block| block.iter().sum()).collect();
+    let (block, near) = walk(&sums, philox::unit(seed, position, 0));
+    let start = block * 32;
+    let end = p.len().min(start + 32);
+    let (token, nearer) = walk(&p[start..end], philox::unit(seed, position, block as u32 + 1));
+    ((start + token) as u32, near.min(nearer))
 }
 
 #[test]
@@ -317,7 +327,7 @@ fn seeded_draws_stay_what_they_are() {
     let drawn: Vec<u32> = (0..8).map(|i| choose(&logits, &sampling, i, &[]).unwrap()).collect();
     assert_eq!(drawn, SEEDED);
 }
-const SEEDED: [u32; 8] = [94, 40, 2, 35, 27, 32, 81, 27];
+const SEEDED: [u32; 8] = [81, 62, 8, 40, 5, 48, 78, 8];
 
 #[test]
 fn a_cut_that_cuts_nothing_changes_nothing() {
@@ -380,4 +390,74 @@ fn logprobs_are_of_the_raw_logits() {
     assert_eq!(Sampler::new(300).choose(&logits, &sampling, None, 0, &[]).unwrap().1, None);
     let (_, few) = Sampler::new(2).choose(&[0.0, 0.0], &BASE, Some(20), 0, &[]).unwrap();
     assert_eq!(few.unwrap().top, [(0, -std::f32::consts::LN_2), (1, -std::f32::consts::LN_2)]);
+}
+
+/// Whoever holds which part of the vocabulary, the token is that of one who holds all.
+#[test]
+fn a_vocabulary_in_parts_gives_the_same_tokens() {
+    let cases = [
+        Sampling { temperature: 0.0, ..BASE },
+        BASE,
+        Sampling { temperature: 0.3, ..BASE },
+        Sampling { top_k: 1, ..BASE },
+        Sampling { top_k: 40, top_p: 0.9, min_p: 0.05, typical_p: 0.8, ..BASE },
+        Sampling { top_k: 64, ..BASE },
+        Sampling { top_k: 65, ..BASE },
+        Sampling { top_p: 0.8, ..BASE },
+        Sampling { min_p: 0.1, ..BASE },
+        Sampling { typical_p: 0.6, ..BASE },
+        Sampling {
+            repetition_penalty: 1.4,
+            presence_penalty: 0.7,
+            frequency_penalty: -0.4,
+            logit_bias: vec![(0, 4.0), (299, -7.0), (130, 50.0)],
+            ..BASE
+        },
+    ];
+    let history: Vec<u32> = (0..60).map(|i| (i * i * 7 + 3) % 290).collect();
+    let cuts: [&[usize]; 5] =
+        [&[0, 300], &[0, 160, 300], &[0, 32, 300], &[0, 96, 192, 300], &[0, 64, 128, 256, 288, 300]];
+    for (index, sampling) in cases.iter().enumerate() {
+        for round in 0..80u64 {
+            let mut logits = noise(300, round * 17 + index as u64);
+            if round == 79 {
+                logits[170] = f32::INFINITY;
+            }
+            let sampling = Sampling { seed: round, ..sampling.clone() };
+            let position = round % 25;
+            let expected = choose(&logits, &sampling, position, &history);
+            for cuts in cuts {
+                for row in [false, true] {
+                    let found = choose_in_parts(&logits, cuts, row, &sampling, position, &history);
+                    assert_eq!(found, expected, "{sampling:?} {cuts:?} {row}");
+                }
+            }
+        }
+    }
+}
+
+/// Each part reports, and one chooses.
+fn choose_in_parts(
+    logits: &[f32],
+    cuts: &[usize],
+    row: bool,
+    sampling: &Sampling,
+    position: u64,
+    history: &[u32],
+) -> Result<u32, SampleError> {
+    let vocab = logits.len();
+    let need = Need::of(sampling, vocab, row);
+    let place = Place { sampling, position, history };
+    let reports: Vec<_> = cuts
+        .windows(2)
+        .map(|cut| {
+            let (tokens, mut report) = (cut[0]..cut[1], Vec::new());
+            let part = &logits[tokens.clone()];
+            Sampler::new(vocab as u32).report(need, part, tokens.clone(), place, &mut report);
+            assert_eq!(report.len(), need.bytes(&tokens, 32));
+            (tokens, report)
+        })
+        .collect();
+    let reports: Vec<_> = reports.iter().map(|(tokens, report)| (tokens.clone(), &report[..])).collect();
+    Sampler::new(vocab as u32).decide(need, &reports, place)
 }

@@ -1,5 +1,6 @@
 //! Why a step cannot be carried out.
 
+use crate::collective::CollectiveError;
 use crate::sampling::ParameterError;
 use crate::step::{MAX_DRAFT, MAX_RUN_TOKENS};
 
@@ -209,5 +210,14 @@ pub enum StepError {
         /// How many pages there are.
         #[source]
         source: crate::kv::Full,
+    },
+    /// The ranks of the stage did not come together.
+    #[error("step {step}: {source}")]
+    Group {
+        /// The step.
+        step: u64,
+        /// What went wrong.
+        #[source]
+        source: CollectiveError,
     },
 }

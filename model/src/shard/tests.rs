@@ -7,3 +7,4 @@ mod real;
 mod reference;
 mod reuse;
 mod rules;
+mod tensor;

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use shoal_model::sampling::philox;
 use shoal_model::{
-    DecoderConfig, MAX_RUN_TOKENS, ModelFile, Op, Request, Sampling, Shard, ShardSpec, Step, Want,
+    DecoderConfig, MAX_RUN_TOKENS, ModelFile, Op, Rank, Request, Sampling, Shard, ShardSpec, Step, Want,
 };
 
 /// Our mean divergence may be this many times llama.cpp's.
@@ -34,7 +34,13 @@ pub fn logits_of(
     each: &mut dyn FnMut(usize, &[f32]) -> Outcome,
 ) -> Outcome {
     let layers = DecoderConfig::from_gguf(file)?.layers;
-    let spec = ShardSpec { layers: 0..layers, context: tokens.len() as u32, slots: 1, threads: 2 };
+    let spec = ShardSpec {
+        layers: 0..layers,
+        rank: Rank::only(),
+        context: tokens.len() as u32,
+        slots: 1,
+        threads: 2,
+    };
     let mut shard = Shard::load(file, &spec, &mut |_| ())?;
     let request = Request {
         id: 1,
@@ -99,7 +105,7 @@ fn bootstrap(differences: &[f64]) -> (f64, f64) {
     let n = differences.len();
     let mut means: Vec<f64> = (0..RESAMPLES)
         .map(|resample| {
-            let draw = |i: usize| (philox::unit(resample as u64, i as u64) * n as f64) as usize;
+            let draw = |i: usize| (philox::unit(resample as u64, i as u64, 0) * n as f64) as usize;
             (0..n).map(|i| differences[draw(i)]).sum::<f64>() / n as f64
         })
         .collect();
@@ -113,7 +119,7 @@ pub fn mean(values: &[f64]) -> f64 {
 
 #[test]
 fn the_bootstrap_finds_a_difference_and_none() {
-    let noise: Vec<f64> = (0..1024).map(|i| philox::unit(9, i) - 0.5).collect();
+    let noise: Vec<f64> = (0..1024).map(|i| philox::unit(9, i, 0) - 0.5).collect();
     let (low, high) = bootstrap(&noise);
     assert!(low < 0.0 && high > 0.0 && high - low < 0.05, "{low} {high}");
     let shifted: Vec<f64> = noise.iter().map(|value| value + 0.1).collect();

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use sha2::{Digest, Sha256};
 use shoal_model::config::DecoderConfig;
 use shoal_model::gguf::ModelFile;
+use shoal_model::part::Rank;
 use shoal_model::shard::{Shard, ShardSpec};
 use shoal_model::step::max_rows;
 use shoal_model::template::ChatTemplate;
@@ -101,6 +102,7 @@ fn load(job: &Job, path: &std::path::Path, status: &Status) -> Result<Loaded, Fa
     let stage = &job.placement.stages[job.stage];
     let spec = ShardSpec {
         layers: stage.layers.clone(),
+        rank: Rank::only(),
         context: job.placement.context,
         slots: job.placement.slots,
         threads: job.threads,

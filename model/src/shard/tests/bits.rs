@@ -17,7 +17,7 @@ pub(super) fn layouts(layers: u32) -> Vec<Layout> {
         Layout { cuts: even(2), ..plain.clone() },
         Layout { cuts: even(3), ..plain.clone() },
         Layout { cuts: even(5), ..plain.clone() },
-        Layout { cuts: vec![0, 1, layers], threads: 2, chunk: 7, mates: 2 },
+        Layout { cuts: vec![0, 1, layers], threads: 2, chunk: 7, mates: 2, ..plain },
     ]
 }
 

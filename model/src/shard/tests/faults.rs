@@ -1,6 +1,7 @@
 //! What is not finite ends its own request and nothing else.
 
 use super::pipeline::{Pipeline, open, open_bytes, request};
+use crate::part::Rank;
 use crate::sampling::{SampleError, Sampling};
 use crate::shard::{LoadError, Shard, ShardSpec};
 use crate::step::{Fault, Op, Sampled, Step, Want};
@@ -56,7 +57,7 @@ fn a_broken_row_ends_its_request_and_the_others_of_the_batch_go_on() {
 
 #[test]
 fn activations_that_come_broken_are_handed_on_as_such() {
-    let spec = ShardSpec { layers: 2..4, context: 8, slots: 2, threads: 1 };
+    let spec = ShardSpec { layers: 2..4, rank: Rank::only(), context: 8, slots: 2, threads: 1 };
     let mut middle = Shard::load(&open(&SyntheticModel::default()), &spec, &mut |_| {}).unwrap();
     let mut ops = Vec::from(ask(0, &[1], Want::Sample));
     ops.extend(ask(1, &[1], Want::Sample));
@@ -92,7 +93,7 @@ fn broken_weights_are_faults_of_each_request_or_of_the_file() {
     let mut bytes = model.gguf().bytes();
     let place = open(&model).tensor("output_norm.weight").unwrap().range().start;
     bytes[place..place + 4].copy_from_slice(&f32::NAN.to_le_bytes());
-    let spec = ShardSpec { layers: 5..6, context: 8, slots: 1, threads: 1 };
+    let spec = ShardSpec { layers: 5..6, rank: Rank::only(), context: 8, slots: 1, threads: 1 };
     let loaded = Shard::load(&open_bytes(&bytes), &spec, &mut |_| {});
     assert!(matches!(loaded, Err(LoadError::NotFinite { .. })));
 }

@@ -3,7 +3,9 @@
 use std::io::Write;
 use std::sync::Arc;
 
+use crate::collective::local;
 use crate::gguf::ModelFile;
+use crate::part::Rank;
 use crate::sampling::Sampling;
 use crate::shard::{Shard, ShardSpec, StepError};
 use crate::step::{Op, Request, Sampled, Step, Want};
@@ -38,6 +40,8 @@ pub(super) fn request(prompt: Vec<u32>, sampling: Sampling) -> Arc<Request> {
 pub(super) struct Layout {
     /// Stages: layers between these borders.
     pub(super) cuts: Vec<u32>,
+    /// Ranks of each stage, by their shares.
+    pub(super) shares: Vec<u32>,
     pub(super) threads: usize,
     /// Tokens of a run while the prompt is taken in.
     pub(super) chunk: usize,
@@ -48,36 +52,76 @@ pub(super) struct Layout {
 impl Layout {
     /// One stage, one thread, one sequence, the longest runs.
     pub(super) fn plain(layers: u32) -> Layout {
-        Layout { cuts: vec![0, layers], threads: 1, chunk: 128, mates: 0 }
+        Layout { cuts: vec![0, layers], shares: vec![1], threads: 1, chunk: 128, mates: 0 }
     }
 }
 
 pub(super) struct Pipeline {
-    shards: Vec<Shard>,
+    /// The ranks of each stage.
+    stages: Vec<Vec<Shard>>,
     number: u64,
 }
 
 impl Pipeline {
     pub(super) fn load(file: &ModelFile, cuts: &[u32], context: u32, slots: u16, threads: usize) -> Pipeline {
-        let shards = cuts.windows(2).map(|cut| {
-            let spec = ShardSpec { layers: cut[0]..cut[1], context, slots, threads };
-            Shard::load(file, &spec, &mut |_| {}).unwrap()
+        Pipeline::load_ranks(file, cuts, &[1], context, slots, threads)
+    }
+
+    /// With several ranks in each stage.
+    pub(super) fn load_ranks(
+        file: &ModelFile,
+        cuts: &[u32],
+        shares: &[u32],
+        context: u32,
+        slots: u16,
+        threads: usize,
+    ) -> Pipeline {
+        let stages = cuts.windows(2).map(|cut| {
+            let mut group = local(shares.len()).into_iter();
+            let rank = |index| {
+                let rank = Rank { index, shares: shares.to_vec() };
+                let spec = ShardSpec { layers: cut[0]..cut[1], rank, context, slots, threads };
+                let mut shard = Shard::load(file, &spec, &mut |_| {}).unwrap();
+                if shares.len() > 1 {
+                    shard.join(group.next().unwrap());
+                }
+                shard
+            };
+            (0..shares.len()).map(rank).collect()
         });
-        Pipeline { shards: shards.collect(), number: 0 }
+        Pipeline { stages: stages.collect(), number: 0 }
     }
 
     pub(super) fn step(&mut self, ops: Vec<Op>) -> Result<Vec<Sampled>, StepError> {
         self.number += 1;
         let step = Step { number: self.number, ops };
-        let (mut input, mut output) = (Vec::new(), Vec::new());
+        let mut input = Vec::new();
         let mut sampled = Vec::new();
-        for shard in &mut self.shards {
-            sampled = shard.execute(&step, &input, &mut output)?.to_vec();
-            std::mem::swap(&mut input, &mut output);
+        for ranks in &mut self.stages {
+            let results: Vec<_> = std::thread::scope(|scope| {
+                let (step, input) = (&step, &input);
+                let run = |shard: &'_ mut Shard| -> Result<_, StepError> {
+                    let mut output = Vec::new();
+                    let sampled = shard.execute(step, input, &mut output)?.to_vec();
+                    Ok((sampled, output))
+                };
+                let ranks: Vec<_> = ranks.iter_mut().map(|shard| scope.spawn(move || run(shard))).collect();
+                ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+            });
+            let results = results.into_iter().collect::<Result<Vec<_>, _>>()?;
+            for (index, (of_rank, output)) in results.iter().enumerate() {
+                assert!(index == 0 || of_rank.is_empty(), "only the first rank answers");
+                assert_eq!(bits(output), bits(&results[0].1), "all ranks have the same rows");
+            }
+            (sampled, input) = results.into_iter().next().unwrap();
         }
         assert!(input.is_empty(), "the last stage passes no activations on");
         Ok(sampled)
     }
+}
+
+fn bits(numbers: &[f32]) -> Vec<u32> {
+    numbers.iter().map(|number| number.to_bits()).collect()
 }
 
 /// A greedy answer with the digest of all its logits.
@@ -90,7 +134,8 @@ pub(super) struct Answer {
 /// Answers `prompt` with `count` tokens, computed as `layout` says; batch mates run prompts of their own beside it.
 pub(super) fn answer(file: &ModelFile, layout: &Layout, prompt: &[u32], count: usize) -> Answer {
     let context = (prompt.len() + count + 8) as u32;
-    let mut pipeline = Pipeline::load(file, &layout.cuts, context, layout.mates + 1, layout.threads);
+    let Layout { cuts, shares, threads, mates, .. } = layout;
+    let mut pipeline = Pipeline::load_ranks(file, cuts, shares, context, mates + 1, *threads);
     let ours = layout.mates / 2;
     let admit =
         |slot, prompt: &[u32]| Op::Admit { slot, request: request(prompt.to_vec(), Sampling::GREEDY) };

@@ -110,14 +110,22 @@ fn agrees_with_a_reference_in_f64() {
             ..SyntheticModel::default()
         };
         let file = open(&model);
-        let loading =
-            Loading { file: &file, layers: 0..3, context: 64, slots: 2, threads: 1, rows: 130, sampled: 4 };
+        let loading = Loading {
+            file: &file,
+            layers: 0..3,
+            rank: crate::part::Rank::only(),
+            context: 64,
+            slots: 2,
+            threads: 1,
+            rows: 130,
+            sampled: 4,
+        };
         let mut decoder = Decoder::load(&loading, &mut |_| {}).unwrap();
         let reference = Reference::new(&file, &model);
         let tokens: Vec<u32> = (0..24).map(|i| (i * 37 + 11) % 320).collect();
         decoder.forward([Rows { slot: 1, pos: 0, tokens: &tokens }], &[]).unwrap();
         let rows: Vec<usize> = vec![0, 23];
-        let logits = decoder.logits(&rows).to_vec();
+        let logits = decoder.logits(&rows).0.to_vec();
         for (row, logits) in rows.iter().zip(logits.chunks(320)) {
             let expected = reference.logits(&tokens[..=*row]);
             let scale = expected.iter().fold(0f64, |most, x| most.max(x.abs()));

@@ -3,6 +3,7 @@
 use super::pipeline::{Pipeline, open, open_bytes, request};
 use crate::gguf::{ModelFile, TensorType};
 use crate::kv::places;
+use crate::part::Rank;
 use crate::sampling::{ParameterError, Sampling};
 use crate::shard::{LoadError, Shard, ShardSpec, StepError};
 use crate::step::{MAX_RUN_TOKENS, Op, Sampled, Step, Want};
@@ -14,7 +15,7 @@ const SLOTS: u16 = 2;
 type Expected = fn(&StepError) -> bool;
 
 fn load(layers: std::ops::Range<u32>) -> Shard {
-    let spec = ShardSpec { layers, context: CONTEXT, slots: SLOTS, threads: 1 };
+    let spec = ShardSpec { layers, rank: Rank::only(), context: CONTEXT, slots: SLOTS, threads: 1 };
     Shard::load(&open(&SyntheticModel::default()), &spec, &mut |_| {}).unwrap()
 }
 
@@ -166,7 +167,7 @@ fn a_freed_slot_serves_the_next_request_as_if_new() {
 #[test]
 fn impossible_shards_are_refused() {
     let file = open(&SyntheticModel::default());
-    let good = ShardSpec { layers: 0..6, context: 8, slots: 1, threads: 1 };
+    let good = ShardSpec { layers: 0..6, rank: Rank::only(), context: 8, slots: 1, threads: 1 };
     let refused = |file: &ModelFile, spec: &ShardSpec| match Shard::load(file, spec, &mut |_| {}) {
         Ok(_) => panic!("{spec:?} was loaded"),
         Err(error) => error,
@@ -200,7 +201,7 @@ fn progress_counts_every_byte_of_the_shard() {
         (4..6, footprint.head_bytes),
     ] {
         let mut loaded = 0;
-        let spec = ShardSpec { layers: layers.clone(), context: 8, slots: 1, threads: 1 };
+        let spec = ShardSpec { layers: layers.clone(), rank: Rank::only(), context: 8, slots: 1, threads: 1 };
         Shard::load(&file, &spec, &mut |bytes| {
             assert!(bytes > loaded);
             loaded = bytes;

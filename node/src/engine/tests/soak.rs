@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use shoal_model::gguf::ModelFile;
+use shoal_model::part::Rank;
 use shoal_model::shard::{Shard, ShardSpec};
 use shoal_model::synthetic::SyntheticModel;
 
@@ -76,7 +77,7 @@ struct Instance {
 
 impl Instance {
     fn new(file: &ModelFile, slots: u16) -> Self {
-        let spec = ShardSpec { layers: 0..6, context: CONTEXT, slots, threads: 1 };
+        let spec = ShardSpec { layers: 0..6, rank: Rank::only(), context: CONTEXT, slots, threads: 1 };
         Instance { batch: Batch::new(slots, CONTEXT), shard: Shard::load(file, &spec, &mut |_| {}).unwrap() }
     }
 
