@@ -6,10 +6,13 @@
 //!   connected.
 //! - *Gate* (`hello`, `gate`): on each connection both sides say who they are and are answered `ok` or a refusal with its
 //!   reason. Until then a connection may speak hello and identify, nothing else, and it does not last.
-//! - *Liveness* (`pulse`): own heartbeats every 300 ms. A node is gone when the other side ended its last connection and
-//!   nobody listens there any more (*Closed*), or after 3 s without a heartbeat (*Silent*).
+//! - *Liveness* (`pulse`, `word`): own heartbeats every 300 ms. A node is gone when the other side ended its last
+//!   connection and nobody listens there any more (*Closed*), or after 3 s without its own word (*Silent*), which members
+//!   between carry on.
 //! - *Records* (`record`, `records`): what each node says of itself, signed, checked on receipt, found again when lost.
-//! - *Mailbox* (`mailbox`): a question to a node id and its answer. No caller ever sees an address.
+//! - *Reach* (`actor/reach.rs`): the routes to nodes that this one has no connection with, from everybody's records.
+//! - *Mailbox* (`mailbox`): a question to a node id and its answer, over members between where need be. No caller ever
+//!   sees an address.
 //!
 //! Outsiders are bounded in connections, streams, bytes and time; what they send is an error of theirs alone.
 
@@ -43,12 +46,13 @@ mod records;
 mod table;
 #[cfg(test)]
 mod tests;
+mod word;
 
 pub use address::PeerAddress;
 pub use gate::{Gate, Standing, Verdict};
 pub use hello::{Hello, Life, Reason, Refusal, Versions};
 pub use interfaces::{InterfaceRule, Interfaces};
-pub use mailbox::{MAX_BODY, MailError, Service, Topic};
+pub use mailbox::{MAX_BODY, MailError, NoWay, Service, Topic};
 pub use record::{Record, RecordBody, RecordError};
 pub use table::{Entry, Gone, NodeState, Path, RefusedBy, RefusedPeer, SwarmEvent, Table};
 
@@ -62,7 +66,7 @@ const COMMANDS: usize = 64;
 /// How long a listener may take to name its addresses.
 const LISTEN_DEADLINE: Duration = Duration::from_secs(5);
 /// The longest beat that consensus may add to a heartbeat.
-pub const MAX_BEAT: usize = post::MAX_BEAT - 1024;
+pub const MAX_BEAT: usize = word::MAX_WORD - 1024;
 
 /// What a swarm is started with.
 #[derive(Debug, Clone)]
@@ -198,8 +202,7 @@ impl Swarm {
         let life = Life { started_ms: unix_ms(), nonce: rand_nonce() };
         let (inbox, incoming) = mpsc::channel(line::INBOX);
         let services = actor::with_own_services(services, inbox.clone())?;
-        let me = config.identity.id().clone();
-        let mailbox = Arc::new(Mailbox::new(me, life.nonce, services));
+        let mailbox = Arc::new(Mailbox::new(config.identity.clone(), life.nonce, services));
         let common = Arc::new(Common {
             identity: config.identity.clone(),
             mailbox: mailbox.clone(),

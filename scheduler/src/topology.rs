@@ -1,10 +1,13 @@
 //! What the scheduler knows of the machines when it places: made from the nodes' records by whoever calls.
+//! `routes` are the ways between nodes that have no address for each other.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
 use crate::NodeId;
+
+pub mod routes;
 
 /// The nodes of the swarm and what each offers. The order of `nodes` never matters to a decision.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,6 +10,7 @@
 
 pub mod agent;
 pub mod bed;
+pub mod cables;
 pub mod http;
 pub mod netns;
 pub mod process;

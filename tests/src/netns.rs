@@ -18,61 +18,105 @@ const PREFIX: &str = "shoalt";
 /// The one network interface of each host.
 pub const INTERFACE: &str = "eth0";
 
+/// Namespaces, one for each host. Dropping them removes them, with every process in them.
+pub(crate) struct Hosts {
+    /// Begins the names of all namespaces of this bed.
+    prefix: String,
+    names: Vec<String>,
+}
+
+impl Hosts {
+    /// So many hosts, with nothing but loopback. Leftovers of beds whose process is gone are removed first.
+    pub(crate) fn new(count: usize) -> Result<Self> {
+        static BEDS: AtomicU32 = AtomicU32::new(0);
+        remove_stale()?;
+        let prefix = format!("{PREFIX}{}-{}", std::process::id(), BEDS.fetch_add(1, Ordering::Relaxed));
+        // Dropping it from here on removes what has been made so far.
+        let mut hosts = Self { prefix, names: Vec::new() };
+        for index in 0..count {
+            let host = hosts.add(&format!("h{index}"))?;
+            ip(&["-n", &host, "link", "set", "lo", "up"])?;
+        }
+        Ok(hosts)
+    }
+
+    fn add(&mut self, name: &str) -> Result<String> {
+        let name = format!("{}-{name}", self.prefix);
+        ip(&["netns", "add", &name])?;
+        self.names.push(name.clone());
+        Ok(name)
+    }
+
+    /// The namespace of a host.
+    pub(crate) fn name(&self, index: usize) -> Result<&str> {
+        self.names.get(index).map(String::as_str).with_context(|| format!("there is no host {index}"))
+    }
+
+    /// What an agent on host `index` is started with; what it may use for data is to be added.
+    pub(crate) fn spec(&self, bed: &Bed, index: usize) -> Result<Spec> {
+        let mut spec = bed.spec(&format!("h{index}"), &format!("h{index}"))?;
+        spec.namespace = Some(self.name(index)?.to_owned());
+        spec.set("--threads", "1");
+        spec.set("--offer", "400MB");
+        Ok(spec)
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in &self.names {
+            if let Err(error) = remove(name) {
+                eprintln!("a namespace stays: {error:#}");
+            }
+        }
+    }
+}
+
 /// A LAN of hosts.
 pub struct Lan {
+    hosts: Hosts,
     hub: String,
-    hosts: Vec<String>,
+    len: usize,
 }
 
 impl Lan {
-    /// So many hosts, 10.77.0.1 and on. Leftovers of beds whose process is gone are removed first.
-    pub fn new(hosts: usize) -> Result<Self> {
-        static LANS: AtomicU32 = AtomicU32::new(0);
-        remove_stale()?;
-        ensure!(hosts < 250, "a LAN here has at most 249 hosts");
-        let name = format!("{PREFIX}{}-{}", std::process::id(), LANS.fetch_add(1, Ordering::Relaxed));
-        // Dropping it from here on removes what has been made so far.
-        let mut lan = Self { hub: format!("{name}-hub"), hosts: Vec::new() };
-        ip(&["netns", "add", &lan.hub])?;
+    /// So many hosts, 10.77.0.1 and on.
+    pub fn new(count: usize) -> Result<Self> {
+        ensure!(count < 250, "a LAN here has at most 249 hosts");
+        let mut hosts = Hosts::new(count)?;
+        let hub = hosts.add("hub")?;
         for bridge in ["br0", "br1"] {
             // Snooping without a querier would stop multicast after some minutes.
-            ip(&["-n", &lan.hub, "link", "add", bridge, "type", "bridge", "mcast_snooping", "0"])?;
-            ip(&["-n", &lan.hub, "link", "set", bridge, "up"])?;
+            ip(&["-n", &hub, "link", "add", bridge, "type", "bridge", "mcast_snooping", "0"])?;
+            ip(&["-n", &hub, "link", "set", bridge, "up"])?;
         }
-        for index in 0..hosts {
-            let host = format!("{name}-h{index}");
-            let port = port(index);
-            ip(&["netns", "add", &host])?;
-            lan.hosts.push(host.clone());
-            let veth = ["type", "veth", "peer", "name", &port, "netns", &lan.hub];
-            ip(&[&["link", "add", INTERFACE, "netns", host.as_str()], &veth[..]].concat())?;
-            ip(&["-n", &lan.hub, "link", "set", &port, "master", "br0", "up"])?;
-            ip(&["-n", &host, "link", "set", "lo", "up"])?;
-            ip(&["-n", &host, "addr", "add", &format!("10.77.0.{}/24", index + 1), "dev", INTERFACE])?;
-            ip(&["-n", &host, "link", "set", INTERFACE, "up"])?;
+        for index in 0..count {
+            let (host, port) = (hosts.name(index)?, port(index));
+            let veth = ["type", "veth", "peer", "name", &port, "netns", &hub];
+            ip(&[&["link", "add", INTERFACE, "netns", host], &veth[..]].concat())?;
+            ip(&["-n", &hub, "link", "set", &port, "master", "br0", "up"])?;
+            ip(&["-n", host, "addr", "add", &format!("10.77.0.{}/24", index + 1), "dev", INTERFACE])?;
+            ip(&["-n", host, "link", "set", INTERFACE, "up"])?;
         }
-        Ok(lan)
+        Ok(Self { hosts, hub, len: count })
     }
 
     /// Number of hosts.
     pub fn len(&self) -> usize {
-        self.hosts.len()
+        self.len
     }
 
     /// Whether it has no hosts.
     pub fn is_empty(&self) -> bool {
-        self.hosts.is_empty()
+        self.len == 0
     }
 
     /// What an agent on host `index` is started with: it finds others by mDNS alone, and may use the host's interface for
     /// data. It shares nothing with agents of other hosts but the folder of models.
     pub fn spec(&self, bed: &Bed, index: usize) -> Result<Spec> {
-        let mut spec = bed.spec(&format!("h{index}"), &format!("h{index}"))?;
-        spec.namespace =
-            Some(self.hosts.get(index).with_context(|| format!("there is no host {index}"))?.clone());
+        ensure!(index < self.len, "there is no host {index}");
+        let mut spec = self.hosts.spec(bed, index)?;
         spec.set("--interface", &format!("{INTERFACE}=ethernet"));
-        spec.set("--threads", "1");
-        spec.set("--offer", "400MB");
         Ok(spec)
     }
 
@@ -99,16 +143,6 @@ impl Lan {
     }
 }
 
-impl Drop for Lan {
-    fn drop(&mut self) {
-        for name in self.hosts.iter().chain([&self.hub]) {
-            if let Err(error) = remove(name) {
-                eprintln!("a namespace stays: {error:#}");
-            }
-        }
-    }
-}
-
 /// Whether this process may make namespaces.
 pub fn is_possible() -> bool {
     let name = format!("{PREFIX}{}-try", std::process::id());
@@ -120,7 +154,7 @@ fn port(index: usize) -> String {
     format!("p{index}")
 }
 
-fn ip(args: &[&str]) -> Result<()> {
+pub(crate) fn ip(args: &[&str]) -> Result<()> {
     let output = Command::new("ip").args(args).output().context("ip (package iproute2)")?;
     if !output.status.success() {
         bail!("ip {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());

@@ -43,6 +43,10 @@ impl Gate for MemberGate {
         }
     }
 
+    fn admits_far(&self, node: &NodeId) -> bool {
+        self.view().is_some_and(|view| !view.state.removed.contains_key(node))
+    }
+
     fn judge(&self, peer: &NodeId, hello: &Hello, local: bool) -> Verdict {
         let Some(view) = self.view() else {
             return Verdict::Refuse("this node is still starting; try again".into());

@@ -1,26 +1,140 @@
 //! The machines as placement sees them, from the membership and the nodes' records.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
 use shoal_scheduler::consensus::View;
-use shoal_scheduler::{NodeOffer, Reach, Topology};
+use shoal_scheduler::{NodeId, NodeOffer, Reach, Topology};
+use tokio::time::Instant;
 
 use crate::swarm::{NodeState, Table};
 
+/// Two nodes that are not connected count as having no address for each other once both have been there for so long: before,
+/// they may just be finding each other.
+const APART_AFTER: Duration = Duration::from_secs(3);
+
 /// Every member with what it offers. A member that was never heard offers nothing.
 pub fn topology(view: &View, table: &Table) -> Topology {
-    let offer = |(id, member): (&shoal_scheduler::NodeId, &shoal_scheduler::state::Member)| {
+    let reach = reach(table, Instant::now());
+    let offer = |(id, member): (&NodeId, &shoal_scheduler::state::Member)| {
         let entry = table.nodes.get(id);
         let body = entry.and_then(|entry| entry.record.as_ref()).map(|record| &record.body);
-        let heard = entry.is_some_and(|entry| matches!(entry.state, NodeState::Ready | NodeState::Suspect));
         NodeOffer {
             id: id.clone(),
             name: body.map_or_else(|| member.name.clone(), |body| body.name.clone()),
             // Without its record nothing can be placed on it, however alive it is.
-            alive: (heard || *id == table.me) && body.is_some(),
+            alive: is_there(table, id) && body.is_some(),
             offered_bytes: body.map_or(0, |body| body.memory.offered_bytes),
             memory_bytes: body.map(|body| body.memory.total_bytes),
-            // All members are connected directly in this version, and data goes where control goes.
-            reach: Reach::All,
+            reach: reach.get(id).cloned().unwrap_or_default(),
         }
     };
     Topology { nodes: view.state.members.iter().map(offer).collect() }
+}
+
+fn is_there(table: &Table, id: &NodeId) -> bool {
+    let heard = |entry: &crate::swarm::Entry| matches!(entry.state, NodeState::Ready | NodeState::Suspect);
+    *id == table.me || table.nodes.get(id).is_some_and(heard)
+}
+
+/// Whom each node that is there can open a data channel to: today its neighbours, since data goes where control goes in
+/// one hop. Only those are listed that cannot open one to everybody.
+fn reach(table: &Table, now: Instant) -> BTreeMap<NodeId, Reach> {
+    let mut joined: BTreeMap<&NodeId, BTreeSet<NodeId>> = BTreeMap::new();
+    let there: Vec<&NodeId> = table.nodes.keys().filter(|id| is_there(table, id)).collect();
+    for id in &there {
+        let near = table.nodes.get(id).and_then(|entry| entry.record.as_ref());
+        for near in near.iter().flat_map(|record| &record.body.neighbours) {
+            joined.entry(id).or_default().insert(near.node.clone());
+            joined.entry(&near.node).or_default().insert((*id).clone());
+        }
+    }
+    let settled = |id: &&NodeId| {
+        let since = table.nodes.get(*id).and_then(|entry| entry.since);
+        since.is_some_and(|since| now.saturating_duration_since(since) >= APART_AFTER)
+    };
+    let mut reach = BTreeMap::new();
+    for id in there.iter().filter(|id| settled(id)) {
+        let mut reached = joined.get(id).cloned().unwrap_or_default();
+        // Whoever has just come may not have found everybody yet.
+        reached.extend(there.iter().filter(|id| !settled(id)).map(|id| (*id).clone()));
+        if !there.iter().all(|other| other == id || reached.contains(*other)) {
+            reach.insert((*id).clone(), Reach::Only(reached));
+        }
+    }
+    reach
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use shoal_scheduler::{GroupId, State};
+
+    use super::*;
+    use crate::swarm::interfaces::Kind;
+    use crate::swarm::record::{Neighbour, Record, RecordBody, Version};
+    use crate::swarm::{Entry, Table};
+
+    fn id(name: &str) -> NodeId {
+        NodeId::try_from(name.to_owned()).unwrap()
+    }
+
+    fn line(names: &[&str], since: Instant) -> Table {
+        let entry = |(place, name): (usize, &&str)| {
+            let near = |place: usize| names.get(place).map(|name| id(name));
+            let near = [place.checked_sub(1).and_then(near), near(place + 1)].into_iter().flatten();
+            let near = near.map(|node| Neighbour { node, kind: Kind::Ethernet, rtt_us: None });
+            let body = RecordBody { neighbours: near.collect(), ..RecordBody::default() };
+            let record = Record { node: id(name), version: Version::default(), body };
+            let entry = Entry {
+                record: Some(Arc::new(record)),
+                state: NodeState::Ready,
+                gone: None,
+                last_heard: Some(since),
+                route: Some(Vec::new()),
+                since: Some(since),
+                rtt: None,
+                path: None,
+                addresses: Vec::new(),
+                agent: None,
+                standing: None,
+                record_refused: None,
+            };
+            (id(name), entry)
+        };
+        let nodes = names.iter().enumerate().map(entry).collect();
+        Table { me: id("a"), nodes, refused: Vec::new(), version: 1 }
+    }
+
+    fn joins(table: &Table, a: &str, b: &str) -> bool {
+        let mut state = State { group: GroupId(1), ..State::default() };
+        for name in ["a", "b", "c"] {
+            let member = State::founded_by(&id(name), name).members.remove(&id(name)).unwrap();
+            state.members.insert(id(name), member);
+        }
+        let view = View {
+            state: Arc::new(state),
+            group: GroupId(1),
+            number: 0,
+            term: 0,
+            leader: None,
+            role: shoal_scheduler::consensus::Role::Learner,
+            voters: Vec::new(),
+            token: shoal_scheduler::Token::default(),
+            commands: false,
+        };
+        let topology = topology(&view, table);
+        topology.node(&id(a)).unwrap().joins(topology.node(&id(b)).unwrap())
+    }
+
+    #[test]
+    fn the_ends_of_a_line_are_apart_once_they_had_time_to_find_each_other() {
+        let now = Instant::now();
+        let fresh = line(&["a", "b", "c"], now);
+        assert!(joins(&fresh, "a", "c") && joins(&fresh, "a", "b"));
+        let Some(before) = now.checked_sub(APART_AFTER) else { return };
+        let settled = line(&["a", "b", "c"], before);
+        assert!(!joins(&settled, "a", "c") && joins(&settled, "a", "b") && joins(&settled, "c", "b"));
+    }
 }

@@ -33,6 +33,7 @@ mod admission;
 mod dialling;
 mod discovery;
 mod life;
+mod reach;
 mod spread;
 mod view;
 
@@ -123,6 +124,9 @@ pub struct Actor {
     seeds: BTreeMap<Multiaddr, dialling::Seed>,
     records: Records,
     publishing: spread::Publishing,
+    reach: reach::Reach,
+    /// How many words this node has said.
+    words: u64,
     discovery: discovery::Discovery,
     duplicate: admission::Duplicate,
     work: JoinSet<Outcome>,
@@ -166,6 +170,8 @@ impl Actor {
             seeds: BTreeMap::new(),
             records: Records::default(),
             publishing: spread::Publishing::new(life, now),
+            reach: reach::Reach::default(),
+            words: 0,
             duplicate: admission::Duplicate::default(),
             work: JoinSet::new(),
             table: view,
@@ -198,13 +204,13 @@ impl Actor {
                     }
                 }
                 Ok(()) = self.inputs.records.changed() => self.publishing.note_change(),
-                _ = beat.tick() => self.send_beats(),
+                _ = beat.tick() => self.say_word(),
                 _ = tick.tick() => self.on_tick(),
             }
             self.show_if_changed();
         }
         for (_, peer) in self.peers.iter() {
-            self.common.mailbox.route(&peer.node, None);
+            self.common.mailbox.set_line(&peer.node, None);
         }
     }
 
@@ -217,6 +223,10 @@ impl Actor {
         }
         self.close_overdue(now);
         self.judge_silence(now);
+        self.refresh_reach(now);
+        if self.reach.take_news() {
+            self.send_beats();
+        }
         self.dial_due(now);
         self.publish_due(now);
         self.send_records();
@@ -276,6 +286,10 @@ impl Actor {
             self.libp2p.close_connection(id);
             return;
         };
+        if !dialling::is_wired(&self.me, &known.node) {
+            self.libp2p.close_connection(id);
+            return;
+        }
         known.connected(id, now);
         let remote = socket(&plain(endpoint.get_remote_address()));
         let connection = Connection {
@@ -384,7 +398,7 @@ impl Actor {
         let present: Vec<NodeId> = self
             .peers
             .iter()
-            .filter(|(_, peer)| peer.primary.is_some())
+            .filter(|(_, peer)| peer.is_present())
             .map(|(_, peer)| peer.node.clone())
             .collect();
         let mailbox = self.common.mailbox.clone();

@@ -19,7 +19,7 @@ const MAX_PER_PEER: u32 = 4;
 /// All connections.
 const MAX_CONNECTIONS: u32 = 512;
 /// The most streams of one connection at once: hello, identify, heartbeats, and letters both ways.
-const MAX_STREAMS: usize = 256;
+const MAX_STREAMS: usize = 512;
 /// How long setting up a connection may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 #[derive(NetworkBehaviour)]

@@ -45,6 +45,13 @@ pub trait Gate: Send + Sync + 'static {
         Standing::default()
     }
 
+    /// Whether `node`, whom we are not connected with, counts as one of the swarm. Members that let each other in vouch for
+    /// it; a node that was removed is no member whoever says so.
+    fn admits_far(&self, node: &NodeId) -> bool {
+        let _ = node;
+        true
+    }
+
     /// Whether `peer`, who said `hello`, may come in. `local` is true for an agent of the same user on this machine, as
     /// proved by the secret that both can read.
     fn judge(&self, peer: &NodeId, hello: &Hello, local: bool) -> Verdict;

@@ -8,10 +8,11 @@ use libp2p::{Multiaddr, PeerId};
 use shoal_scheduler::NodeId;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
-use super::mailbox::{Letter, MAX_UNDER_WAY, Mailbox};
+use super::mailbox::{Letter, MAX_CARRIED, MAX_UNDER_WAY, Mailbox};
 
-/// How much may wait in a connection's outbox: the letters that may be under way, and the few words of the swarm itself.
-pub const OUTBOX: usize = MAX_UNDER_WAY + 8;
+/// How much may wait in a connection's outbox: the letters that may be under way, our own and those that
+/// we carry for others, and the few words of the swarm itself.
+pub const OUTBOX: usize = MAX_UNDER_WAY + MAX_CARRIED + 8;
 /// How many events of all connections may wait for the swarm's task. A connection that finds it full waits.
 pub const INBOX: usize = 256;
 /// How much of letters from all nodes together is held at once, in KiB. A letter over that waits to be read.

@@ -18,8 +18,9 @@ use tokio::time::Instant;
 use super::address::socket;
 use super::gate::Standing;
 use super::hello::{Life, Reason, Refusal};
-use super::pulse::RoundTrip;
+use super::pulse::{RoundTrip, SILENT_AFTER};
 use super::table::{Gone, RefusedBy};
+use super::word::Word;
 use crate::identity::node_id;
 
 /// How often an unconnected node is dialled.
@@ -38,6 +39,12 @@ pub const DUPLICATE_FOR: Duration = Duration::from_secs(4);
 const MAX_ADDRESSES: usize = 16;
 /// The most nodes known at once.
 const MAX_PEERS: usize = 1024;
+/// The most nodes known at once of which some are known by the word of others alone, so that neighbours find room.
+const MAX_WITH_FAR: usize = 768;
+/// The most nodes whose records one neighbour is to be asked for.
+const MAX_WANTED: usize = 256;
+/// How long a run of a node that was seen to end stays ended, whatever words of it are still on their way.
+const ENDED_FOR: Duration = SILENT_AFTER;
 /// How long a node that was never ready, or is long gone, is remembered after it was last seen.
 const FORGET_AFTER: Duration = Duration::from_secs(30 * 60);
 
@@ -81,15 +88,30 @@ pub struct Peer {
     pub name: Option<String>,
     pub life: Option<Life>,
     pub standing: Option<Standing>,
+    /// When its own word came last, over our connection or carried on by others.
     pub last_heard: Option<Instant>,
+    /// When a heartbeat came last over our connection.
+    pub line_heard: Option<Instant>,
+    /// Heartbeats are missing on our connection: other ways are taken where there are any.
+    pub line_suspect: bool,
+    /// Its last word.
+    pub word: Option<Word>,
+    /// When it came to be there last.
+    pub since: Option<Instant>,
+    /// The nodes between, if there is a way to it.
+    pub route: Option<Vec<NodeId>>,
+    /// The run that a former neighbour of it says has ended.
+    pub told_ended: Option<u64>,
+    /// The run that ended, and until when no word of it counts; `None` is for good.
+    ended: Option<(u64, Option<Instant>)>,
     last_seen: Instant,
     pub round_trip: RoundTrip,
     pub agent: Option<String>,
     pub beats: Option<watch::Sender<Arc<[u8]>>>,
     /// Nodes whose records it is to be sent.
     pub to_send: BTreeSet<NodeId>,
-    /// Whether its own latest record is to be asked for.
-    pub want_record: bool,
+    /// The nodes whose records it is to be asked for.
+    pub wanted: BTreeSet<NodeId>,
     /// Whether a letter about records is under way.
     pub sending: bool,
     pub record_refused: Option<String>,
@@ -111,12 +133,19 @@ impl Peer {
             life: None,
             standing: None,
             last_heard: None,
+            line_heard: None,
+            line_suspect: false,
+            word: None,
+            since: None,
+            route: None,
+            told_ended: None,
+            ended: None,
             last_seen: now,
             round_trip: RoundTrip::default(),
             agent: None,
             beats: None,
             to_send: BTreeSet::new(),
-            want_record: false,
+            wanted: BTreeSet::new(),
             sending: false,
             record_refused: None,
         }
@@ -203,8 +232,56 @@ impl Peer {
     pub fn admitted(&mut self, now: Instant) {
         self.hold = None;
         self.attempts = 0;
+        self.ended = None;
+        self.told_ended = None;
+        self.line_heard = Some(now);
+        self.line_suspect = false;
+        self.heard(now);
+    }
+
+    /// Its own word came.
+    pub fn heard(&mut self, now: Instant) {
         self.last_heard = Some(now);
         self.last_seen = now;
+    }
+
+    /// Its record, or that of a node it knows, is to be asked for.
+    pub fn want(&mut self, node: &NodeId) {
+        if self.wanted.len() < MAX_WANTED {
+            self.wanted.insert(node.clone());
+        }
+    }
+
+    /// Whether there is a connection, and it is heard on it.
+    pub fn has_line(&self) -> bool {
+        self.primary.is_some() && !self.line_suspect
+    }
+
+    /// Whether its own word is new enough for it to be there.
+    pub fn is_fresh(&self, now: Instant) -> bool {
+        let heard = self.last_heard.is_some_and(|heard| now.saturating_duration_since(heard) < SILENT_AFTER);
+        let run = self.word.as_ref().map_or(0, |word| word.head.started_ms);
+        heard && self.state != State::Gone(Gone::Refused) && !self.is_ended(run, now)
+    }
+
+    /// It went; the words of that run that are still on their way do not bring it back.
+    pub fn note_gone(&mut self, how: Gone, now: Instant) {
+        let Some(run) = self.word.as_ref().map(|word| word.head.started_ms) else { return };
+        match how {
+            Gone::Closed => self.ended = Some((run, Some(now + ENDED_FOR))),
+            Gone::Left => self.ended = Some((run, None)),
+            Gone::Silent | Gone::Refused => {}
+        }
+    }
+
+    /// Whether this run of it has ended.
+    pub fn is_ended(&self, run: u64, now: Instant) -> bool {
+        self.ended.is_some_and(|(ended, until)| ended == run && until.is_none_or(|until| now < until))
+    }
+
+    /// Whether a former neighbour of it says that its present run has ended.
+    pub fn is_told_ended(&self) -> bool {
+        self.told_ended.is_some() && self.told_ended == self.word.as_ref().map(|word| word.head.started_ms)
     }
 
     /// Whether it counts as one of the swarm now.
@@ -244,6 +321,12 @@ impl Peers {
                 room.then(|| place.insert(Peer::new(&id, now)))
             }
         }
+    }
+
+    /// The same for a node that is known by the word of others alone: it leaves room for neighbours.
+    pub fn far_entry(&mut self, id: PeerId, now: Instant) -> Option<&mut Peer> {
+        let room = self.known.len() < MAX_WITH_FAR || self.known.contains_key(&id);
+        room.then(|| self.entry(id, now)).flatten()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&PeerId, &Peer)> {
@@ -353,6 +436,7 @@ mod tests {
             assert!(peers.entry(PeerId::random(), now).is_some());
         }
         assert!(peers.entry(PeerId::random(), now).is_none());
+        assert!(peers.far_entry(PeerId::random(), now).is_none());
         assert_eq!(peers.forget(now + FORGET_AFTER).len(), 0);
         assert_eq!(peers.forget(now + FORGET_AFTER + Duration::from_secs(1)).len(), MAX_PEERS);
     }

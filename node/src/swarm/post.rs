@@ -23,7 +23,6 @@ use crate::identity::node_id;
 mod exchange;
 mod handler;
 
-pub(super) use exchange::MAX_BEAT;
 use handler::Handler;
 
 /// The behaviour: makes a [`Handler`] for each connection, and keeps its [`Line`] until the swarm's task takes it.

@@ -1,11 +1,13 @@
-//! The heartbeat: what each node sends to each other every 300 ms, and the round trip that falls off it.
+//! The heartbeat: what each node sends to each neighbour every 300 ms, and the round trip that falls off it. It holds the
+//! sender's word that it lives, and the latest words of nodes that the receiver has no connection with.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::record::Version;
+use super::word::Word;
 use crate::wire::{Reader, WireError, Writer};
 
 /// How often.
@@ -15,29 +17,49 @@ pub const SUSPECT_AFTER: Duration = Duration::from_millis(1200);
 /// Without a heartbeat for this long a node is gone. A pause of 2 s is not death.
 pub const SILENT_AFTER: Duration = Duration::from_secs(3);
 
-const FACTS: u16 = 1;
-const BEAT: u16 = 2;
+/// The most words of others in one heartbeat.
+pub const MAX_CARRIED: usize = 256;
+/// The longest heartbeat.
+pub const MAX_BYTES: usize = 64 << 10;
+/// What the words of others may take of it.
+pub const CARRIED_ROOM: usize = 48 << 10;
 
-/// The facts of a heartbeat, apart from what consensus adds.
+const FACTS: u16 = 1;
+const WORD: u16 = 3;
+const CARRIED: u16 = 4;
+
+/// What holds between two neighbours alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
-    /// The sender's latest record.
-    pub record: Version,
     /// When it was sent, by the sender's own clock, in microseconds.
     pub sent_us: u64,
     /// The receiver's last heartbeat that the sender had: its `sent_us`, and how long ago that came, in microseconds.
     pub echo: Option<(u64, u64)>,
 }
 
-/// A heartbeat as it travels; `beat` is what consensus adds.
-pub fn encode(facts: &Facts, beat: &[u8]) -> Result<Vec<u8>, WireError> {
-    Ok(Writer::new().section(FACTS, facts)?.raw(BEAT, beat)?.finish())
+/// A heartbeat as it travels: the sender's own word, and those that it carries on.
+pub fn encode(facts: &Facts, word: &[u8], carried: &[Arc<[u8]>]) -> Result<Vec<u8>, WireError> {
+    let carried: Vec<&[u8]> = carried.iter().map(AsRef::as_ref).collect();
+    Ok(Writer::new().section(FACTS, facts)?.raw(WORD, word)?.section(CARRIED, &carried)?.finish())
+}
+
+/// A heartbeat, read.
+#[derive(Debug)]
+pub struct Heartbeat {
+    pub facts: Facts,
+    /// The sender's word.
+    pub word: Word,
+    /// Words of others, as they came; at most [`MAX_CARRIED`].
+    pub carried: Vec<Vec<u8>>,
 }
 
 /// Reads a heartbeat.
-pub fn decode(bytes: &[u8]) -> Result<(Facts, &[u8]), WireError> {
+pub fn decode(bytes: &[u8]) -> Result<Heartbeat, WireError> {
     let reader = Reader::new(bytes)?;
-    Ok((reader.section(FACTS)?, reader.raw(BEAT).unwrap_or_default()))
+    let word = Word::read(reader.raw(WORD).ok_or(WireError::Missing(WORD))?)?;
+    let mut carried: Vec<Vec<u8>> = reader.optional(CARRIED)?.unwrap_or_default();
+    carried.truncate(MAX_CARRIED);
+    Ok(Heartbeat { facts: reader.section(FACTS)?, word, carried })
 }
 
 /// How a node is, by how long it has been silent.
@@ -115,7 +137,7 @@ mod tests {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut ours = RoundTrip::default();
-        let facts = |sent_us, echo| Facts { record: Version::default(), sent_us, echo };
+        let facts = |sent_us, echo| Facts { sent_us, echo };
         ours.hear(&facts(77, None), start, at(0));
         assert_eq!(ours.value(), None);
         assert_eq!(ours.echo(at(5)), Some((77, 5000)));
@@ -129,10 +151,22 @@ mod tests {
     }
 
     #[test]
-    fn travels_with_what_consensus_adds() {
-        let facts = Facts { record: Version { started_ms: 1, sequence: 2 }, sent_us: 3, echo: Some((4, 5)) };
-        let bytes = encode(&facts, b"beat").unwrap();
-        assert_eq!(decode(&bytes).unwrap(), (facts, &b"beat"[..]));
+    fn travels_with_the_words_of_others() {
+        use crate::identity::Identity;
+        use crate::swarm::{record::Version, word::Head};
+        let facts = Facts { sent_us: 3, echo: Some((4, 5)) };
+        let said = |beat: &[u8]| {
+            let identity = Identity::generate();
+            let head =
+                Head { node: identity.id().clone(), started_ms: 1, count: 2, record: Version::default() };
+            Word::say(&identity, head, beat).unwrap()
+        };
+        let (own, other) = (said(b"beat"), said(b"other"));
+        let many = vec![other.bytes.clone(); MAX_CARRIED + 5];
+        let read = decode(&encode(&facts, &own.bytes, &many).unwrap()).unwrap();
+        assert_eq!((read.facts, read.word.head, &read.word.beat[..]), (facts, own.head, &b"beat"[..]));
+        assert_eq!(read.carried.len(), MAX_CARRIED);
+        assert_eq!(read.carried[0][..], other.bytes[..]);
         assert!(decode(b"garbage").is_err());
     }
 }

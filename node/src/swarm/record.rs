@@ -29,6 +29,7 @@ const PAYLOAD: u16 = 1;
 const SIGNATURE: u16 = 2;
 const HEAD: u16 = 1;
 const BODY: u16 = 2;
+const ENDED: u16 = 3;
 
 /// Why a record is refused.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -131,6 +132,15 @@ pub struct Neighbour {
     pub kind: Kind,
     /// Round trip over the control connection, in microseconds.
     pub rtt_us: Option<u64>,
+}
+
+/// A neighbour that was seen to end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// Who.
+    pub node: NodeId,
+    /// Its run that ended: when that started, as its words say.
+    pub started_ms: u64,
 }
 
 /// How far one rank of an instance is.
@@ -261,6 +271,9 @@ pub struct RecordBody {
     pub downloads: Vec<Download>,
     /// Whom it is connected with. Filled in by the swarm.
     pub neighbours: Vec<Neighbour>,
+    /// Neighbours that it lately saw end: their processes are gone. Filled in by the swarm; travels in a section of its own.
+    #[serde(skip)]
+    pub ended: Vec<Ended>,
 }
 
 impl RecordBody {
@@ -335,6 +348,7 @@ impl RecordBody {
             amount("downloads", download.total_bytes.unwrap_or(0), MAX_AMOUNT)?;
             amount("downloads", download.eta_ms.unwrap_or(0), MAX_AMOUNT)
         })?;
+        list("ended", &self.ended, |_| Ok(()))?;
         list("neighbours", &self.neighbours, |neighbour| {
             amount("neighbours", neighbour.rtt_us.unwrap_or(0), MAX_AMOUNT)
         })
@@ -416,7 +430,8 @@ impl Record {
         body: &RecordBody,
     ) -> Result<Vec<u8>, RecordError> {
         let head = Head { node: identity.id().clone(), version };
-        let payload = Writer::new().section(HEAD, &head)?.section(BODY, body)?.finish();
+        let payload =
+            Writer::new().section(HEAD, &head)?.section(BODY, body)?.section(ENDED, &body.ended)?.finish();
         let signature = identity.sign(&signed(&payload));
         let bytes = Writer::new().raw(PAYLOAD, &payload)?.raw(SIGNATURE, &signature)?.finish();
         match bytes.len() > MAX_BYTES {
@@ -441,7 +456,8 @@ impl Record {
         if !identity::verify(&node, &signed(payload), signature) {
             return Err(RecordError::Forged(node));
         }
-        let body: RecordBody = reader.section(BODY)?;
+        let mut body: RecordBody = reader.section(BODY)?;
+        body.ended = reader.optional(ENDED)?.unwrap_or_default();
         body.validate()?;
         Ok(Self { node, version, body })
     }

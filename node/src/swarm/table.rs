@@ -42,9 +42,10 @@ impl NodeState {
 /// How a node that was ready went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Gone {
-    /// Its side ended the connection and nobody listens there any more: the process is gone.
+    /// Its side ended the connection and nobody listens there any more: the process is gone. A neighbour of it says so where
+    /// there was no connection.
     Closed,
-    /// No heartbeat for 3 s.
+    /// No word of it for 3 s.
     Silent,
     /// It said goodbye.
     Left,
@@ -72,6 +73,10 @@ pub struct Entry {
     pub gone: Option<Gone>,
     /// When it was last heard itself; for ourselves now.
     pub last_heard: Option<Instant>,
+    /// The nodes between, in order, by which it is reached: none for a neighbour; `None` where no way leads to it.
+    pub route: Option<Vec<NodeId>>,
+    /// Since when it is there, if it is.
+    pub since: Option<Instant>,
     /// Round trip over the control connection.
     pub rtt: Option<Duration>,
     /// The connection, if there is one.
@@ -140,9 +145,9 @@ impl Table {
 /// What happens in the swarm. A receiver that lags misses some; it then reads the table.
 #[derive(Debug, Clone)]
 pub enum SwarmEvent {
-    /// A node is admitted on both sides and can be called.
+    /// A node is admitted on both sides, or vouched for by members between, and can be called.
     Ready(NodeId),
-    /// A heartbeat came, with what the other's consensus put in it.
+    /// A node's word came, by its heartbeat or carried on by members between, with what its consensus put in it.
     Heard {
         /// From whom.
         node: NodeId,

@@ -16,6 +16,8 @@ mod garbage;
 mod hostile;
 mod mail;
 mod meeting;
+mod reach;
+pub(super) mod wiring;
 
 /// Nothing that is waited for takes this long on a machine that works; on a busy one it may take a while.
 const CAP: Duration = Duration::from_secs(30);

@@ -27,6 +27,16 @@ pub struct Seed {
     ourselves: bool,
 }
 
+/// Whether a cable joins the two: in tests, where all nodes are on one machine, a mask says which.
+#[cfg(test)]
+pub use crate::swarm::tests::wiring::is_wired;
+
+/// Whether a cable joins the two is what comes of dialling.
+#[cfg(not(test))]
+pub fn is_wired(_: &shoal_scheduler::NodeId, _: &shoal_scheduler::NodeId) -> bool {
+    true
+}
+
 impl Actor {
     pub(super) fn add_peer(&mut self, peer: PeerAddress, now: Instant) {
         match peer.peer {

@@ -11,11 +11,12 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use super::{Actor, Outcome, TICK};
+use super::{Actor, Outcome, TICK, dialling};
 use crate::swarm::line::Outgoing;
 use crate::swarm::peers::State;
 use crate::swarm::pulse::{self, Facts, Silence, micros};
 use crate::swarm::table::Gone;
+use crate::swarm::word::{Head, Word};
 use crate::swarm::{MAX_BEAT, SwarmEvent};
 
 /// How long a redial may take to be refused for the other to count as closed. A timeout never counts.
@@ -29,8 +30,12 @@ impl Actor {
         let Some(known) = self.peers.get_mut(&peer) else { return };
         known.primary = Some(id);
         let node = known.node.clone();
-        self.common.mailbox.route(&node, Some(outbox.clone()));
+        self.common.mailbox.set_line(&node, Some(outbox.clone()));
+        self.reach.touch();
         let new = !known.is_present();
+        if new {
+            known.since = Some(now);
+        }
         let ready_before = std::mem::replace(&mut known.state, State::Ready) == State::Ready;
         self.start_beats(peer, &outbox, now);
         self.exchange_records(peer);
@@ -45,7 +50,7 @@ impl Actor {
     }
 
     fn start_beats(&mut self, peer: PeerId, outbox: &tokio::sync::mpsc::Sender<Outgoing>, now: Instant) {
-        let Some(beat) = self.beat(peer, &self.consensus_beat(), now) else { return };
+        let Some(beat) = self.word().and_then(|word| self.beat(peer, &word, now)) else { return };
         let (sender, beats) = watch::channel(beat);
         if outbox.try_send(Outgoing::Beats(beats)).is_ok()
             && let Some(known) = self.peers.get_mut(&peer)
@@ -54,18 +59,35 @@ impl Actor {
         }
     }
 
-    /// Sends everybody our heartbeat.
+    /// Says our next word, and sends every neighbour a heartbeat with it.
+    pub(super) fn say_word(&mut self) {
+        self.words += 1;
+        self.send_beats();
+    }
+
+    /// Sends every neighbour a heartbeat: our last word and those of others.
     pub(super) fn send_beats(&mut self) {
-        let (now, added) = (Instant::now(), self.consensus_beat());
+        let (now, Some(word)) = (Instant::now(), self.word()) else { return };
         let present: Vec<PeerId> =
             self.peers.iter().filter(|(_, peer)| peer.beats.is_some()).map(|(id, _)| *id).collect();
         for peer in present {
-            if let Some(beat) = self.beat(peer, &added, now)
+            if let Some(beat) = self.beat(peer, &word, now)
                 && let Some(beats) = self.peers.get(&peer).and_then(|known| known.beats.as_ref())
             {
                 beats.send_replace(beat);
             }
         }
+        self.turn_words();
+    }
+
+    fn word(&self) -> Option<Word> {
+        let head = Head {
+            node: self.me.clone(),
+            started_ms: self.life.started_ms.max(1),
+            count: self.words,
+            record: self.records.version(&self.me).unwrap_or_default(),
+        };
+        Word::say(&self.common.identity, head, &self.consensus_beat()).ok()
     }
 
     fn consensus_beat(&self) -> Vec<u8> {
@@ -77,13 +99,12 @@ impl Actor {
         added
     }
 
-    fn beat(&self, peer: PeerId, added: &[u8], now: Instant) -> Option<Arc<[u8]>> {
+    fn beat(&self, peer: PeerId, word: &Word, now: Instant) -> Option<Arc<[u8]>> {
         let facts = Facts {
-            record: self.records.version(&self.me).unwrap_or_default(),
             sent_us: micros(now.saturating_duration_since(self.start)),
             echo: self.peers.get(&peer)?.round_trip.echo(now),
         };
-        pulse::encode(&facts, added).ok().map(Arc::from)
+        pulse::encode(&facts, &word.bytes, &self.words_for(&peer, now)).ok().map(Arc::from)
     }
 
     /// A heartbeat came.
@@ -92,24 +113,37 @@ impl Actor {
             return;
         };
         let peer = connection.peer;
-        let Ok((facts, added)) = pulse::decode(bytes) else {
+        let heartbeat = pulse::decode(bytes).ok();
+        let Some(known) = self.peers.get_mut(&peer) else { return };
+        let Some(heartbeat) = heartbeat.filter(|heartbeat| heartbeat.word.head.node == known.node) else {
             tracing::warn!(%peer, "a heartbeat that cannot be read; its connection is closed");
             self.close(id);
             return;
         };
-        let Some(known) = self.peers.get_mut(&peer) else { return };
-        known.last_heard = Some(now);
-        known.round_trip.hear(&facts, self.start, now);
+        let node = known.node.clone();
+        if !dialling::is_wired(&self.me, &node) {
+            return;
+        }
+        known.heard(now);
+        known.line_heard = Some(now);
+        known.round_trip.hear(&heartbeat.facts, self.start, now);
         if known.state == State::Suspect && known.primary.is_some() {
             known.state = State::Ready;
             self.table.touch();
         }
-        let node = known.node.clone();
-        if facts.record.started_ms != 0 && self.records.version(&node) != Some(facts.record) {
-            known.want_record = true;
+        if std::mem::take(&mut known.line_suspect) {
+            self.reach.touch();
+            self.publishing.note_change();
         }
+        let record = heartbeat.word.head.record;
+        if record.started_ms != 0 && self.records.version(&node) != Some(record) {
+            known.want(&node);
+        }
+        let beat = heartbeat.word.beat.clone();
+        known.word = Some(heartbeat.word);
         // Sent often: the table's own pace is enough for showing it.
-        let _ = self.common.events.send(SwarmEvent::Heard { node, beat: added.into() });
+        let _ = self.common.events.send(SwarmEvent::Heard { node, beat });
+        self.take_words(peer, &heartbeat.carried, now);
     }
 
     /// A connection ended. If the other side ended the last one, it is asked whether anybody still listens there.
@@ -136,7 +170,8 @@ impl Actor {
             self.make_primary(peer, other, now);
             return;
         }
-        self.common.mailbox.route(&node, None);
+        self.common.mailbox.set_line(&node, None);
+        self.reach.touch();
         self.publishing.note_change();
         let Some(known) = self.peers.get_mut(&peer) else { return };
         if !known.is_present() {
@@ -167,31 +202,55 @@ impl Actor {
         }
     }
 
-    /// Those not heard for long are suspect, then gone.
+    /// Connections without heartbeats are doubted, then given up; nodes without a word are suspect, then gone.
     pub(super) fn judge_silence(&mut self, now: Instant) {
-        let mut silent = Vec::new();
-        for (id, known) in self.peers.iter_mut().filter(|(_, known)| known.is_present()) {
-            let Some(heard) = known.last_heard else { continue };
-            match pulse::judge(now.saturating_duration_since(heard)) {
-                Silence::Short => {}
-                Silence::Suspect if known.state == State::Ready => {
+        let (mut silent, mut lost) = (Vec::new(), Vec::new());
+        for (id, known) in self.peers.iter_mut() {
+            let since = |heard: Option<Instant>| {
+                heard.map(|heard| pulse::judge(now.saturating_duration_since(heard)))
+            };
+            if known.primary.is_some() {
+                match since(known.line_heard) {
+                    Some(Silence::Suspect) if !known.line_suspect => {
+                        known.line_suspect = true;
+                        self.reach.touch();
+                        self.publishing.note_change();
+                    }
+                    Some(Silence::Silent) => lost.push(*id),
+                    _ => {}
+                }
+            }
+            match since(known.last_heard).filter(|_| known.is_present()) {
+                Some(Silence::Suspect) if known.state == State::Ready => {
                     known.state = State::Suspect;
                     self.table.touch();
                 }
-                Silence::Suspect => {}
-                Silence::Silent => silent.push(*id),
+                Some(Silence::Silent) => silent.push(*id),
+                _ => {}
             }
         }
         for peer in silent {
             self.gone(peer, Gone::Silent, now);
-            let connections: Vec<ConnectionId> = self
-                .peers
-                .get(&peer)
-                .map(|known| known.connections.iter().copied().collect())
-                .unwrap_or_default();
-            for id in connections {
-                self.close(id);
-            }
+            self.lose_line(peer);
+        }
+        for peer in lost {
+            self.lose_line(peer);
+        }
+    }
+
+    /// Nothing comes over the connections with this node any more: they are closed, and dialled again.
+    fn lose_line(&mut self, peer: PeerId) {
+        let Some(known) = self.peers.get_mut(&peer) else { return };
+        (known.primary, known.beats, known.line_suspect) = (None, None, false);
+        let node = known.node.clone();
+        let connections: Vec<ConnectionId> = known.connections.iter().copied().collect();
+        tracing::info!(%node, "its connection is silent and is closed");
+        self.common.mailbox.set_line(&node, None);
+        self.reach.touch();
+        self.publishing.note_change();
+        self.table.touch();
+        for id in connections {
+            self.close(id);
         }
     }
 
@@ -199,7 +258,9 @@ impl Actor {
     pub(super) fn slept(&mut self, late: Duration, now: Instant) {
         tracing::warn!(late_ms = late.as_millis(), "this process did not run for a while");
         for (_, known) in self.peers.iter_mut() {
-            known.last_heard = known.last_heard.map(|heard| (heard + late.saturating_sub(TICK)).min(now));
+            for heard in [&mut known.last_heard, &mut known.line_heard] {
+                *heard = heard.map(|heard| (heard + late.saturating_sub(TICK)).min(now));
+            }
         }
         self.discovery.slept(late);
     }
@@ -208,16 +269,23 @@ impl Actor {
     pub(super) fn gone(&mut self, peer: PeerId, how: Gone, now: Instant) {
         let Some(known) = self.peers.get_mut(&peer) else { return };
         let was_present = known.is_present();
+        known.note_gone(how, now);
+        let run = known.word.as_ref().map(|word| word.head.started_ms).filter(|_| known.line_heard.is_some());
         known.state = State::Gone(how);
         known.primary = None;
         known.beats = None;
         known.to_send.clear();
-        known.want_record = false;
+        known.wanted.clear();
+        (known.line_suspect, known.line_heard) = (false, None);
         if how == Gone::Left {
             known.dial_late(now);
         }
         let node = known.node.clone();
-        self.common.mailbox.route(&node, None);
+        if let (Gone::Closed | Gone::Left, Some(run)) = (how, run) {
+            self.reach.note_ended(&node, run, now);
+        }
+        self.common.mailbox.set_line(&node, None);
+        self.reach.touch();
         self.publishing.note_change();
         if was_present {
             tracing::info!(%node, ?how, "is gone");

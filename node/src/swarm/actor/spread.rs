@@ -58,6 +58,7 @@ impl Actor {
         self.publishing.last = now;
         body.neighbours = self.neighbours();
         body.p2p = self.discovery.announced();
+        body.ended = self.reach.ended(now);
         let sealed = Record::seal(&self.common.identity, self.publishing.next, &body);
         let bytes = match sealed {
             Ok(bytes) => bytes,
@@ -77,7 +78,7 @@ impl Actor {
     fn neighbours(&self) -> Vec<Neighbour> {
         let interfaces = self.common.interfaces();
         let connected = self.peers.iter().filter_map(|(_, peer)| {
-            let connection = self.connections.get(&peer.primary?)?;
+            let connection = self.connections.get(&peer.primary.filter(|_| peer.has_line())?)?;
             Some(Neighbour {
                 node: peer.node.clone(),
                 kind: interfaces.kind_towards(connection.remote?.ip()),
@@ -133,7 +134,7 @@ impl Actor {
     /// Sends what is to be sent: one letter at a time to each node.
     pub(super) fn send_records(&mut self) {
         let waiting = |peer: &crate::swarm::peers::Peer| {
-            peer.primary.is_some() && !peer.sending && (peer.want_record || !peer.to_send.is_empty())
+            peer.primary.is_some() && !peer.sending && (!peer.wanted.is_empty() || !peer.to_send.is_empty())
         };
         let due: Vec<PeerId> =
             self.peers.iter().filter(|(_, peer)| waiting(peer)).map(|(id, _)| *id).collect();
@@ -142,8 +143,8 @@ impl Actor {
             let mut nodes: Vec<NodeId> = std::mem::take(&mut peer.to_send).into_iter().collect();
             let records = self.records.fill(&mut nodes);
             peer.to_send.extend(nodes);
-            let wanted =
-                std::mem::take(&mut peer.want_record).then(|| peer.node.clone()).into_iter().collect();
+            let wanted: Vec<NodeId> = peer.wanted.iter().take(MAX_WANTED).cloned().collect();
+            peer.wanted.retain(|node| !wanted.contains(node));
             peer.sending = true;
             let Ok(body) = (RecordLetter { records, wanted }).encode() else { continue };
             let (mailbox, node) = (self.common.mailbox.clone(), peer.node.clone());
@@ -204,6 +205,8 @@ impl Actor {
                         peer.record_refused = None;
                     }
                     self.learn_from(&record, Instant::now());
+                    self.told_ended(&record.body.ended);
+                    self.reach.touch();
                     self.hand_on(&record, from);
                 }
                 Ok(None) => {}

@@ -12,10 +12,9 @@ use tokio::time::{sleep, timeout, timeout_at};
 use crate::swarm::hello;
 use crate::swarm::line::{Connection, HelloFailure, Incoming};
 use crate::swarm::mailbox::{Letter, MAX_FRAME};
+use crate::swarm::pulse;
 use crate::wire::stream::{read_body, read_frame, read_length, write_frame};
 
-/// The longest heartbeat.
-pub const MAX_BEAT: usize = 64 << 10;
 /// How long an exchange of hello may take.
 const HELLO_DEADLINE: Duration = Duration::from_secs(4);
 /// How long a letter may take to arrive once its stream is open.
@@ -105,7 +104,7 @@ pub async fn answer_letter(connection: Connection, mut stream: Stream) {
 pub async fn say_beats(mut beats: watch::Receiver<Arc<[u8]>>, mut stream: Stream) {
     loop {
         let beat = beats.borrow_and_update().clone();
-        if write_frame(&mut stream, &beat, MAX_BEAT).await.is_err() {
+        if write_frame(&mut stream, &beat, pulse::MAX_BYTES).await.is_err() {
             return;
         }
         if beats.changed().await.is_err() {
@@ -117,7 +116,7 @@ pub async fn say_beats(mut beats: watch::Receiver<Arc<[u8]>>, mut stream: Stream
 
 /// Hands on each heartbeat of the other side.
 pub async fn hear_beats(connection: Connection, mut stream: Stream) {
-    while let Ok(beat) = read_frame(&mut stream, MAX_BEAT).await {
+    while let Ok(beat) = read_frame(&mut stream, pulse::MAX_BYTES).await {
         let event = Incoming::Beat { connection: connection.id, beat };
         if connection.shared.inbox.send(event).await.is_err() {
             return;

@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 
 use super::exchange;
 use crate::swarm::line::{Connection, HelloFailure, Incoming, Outgoing};
-use crate::swarm::mailbox::MAX_UNDER_WAY;
+use crate::swarm::mailbox::{MAX_CARRIED, MAX_UNDER_WAY};
 use crate::swarm::{hello, mailbox};
 
 /// The stream protocol of heartbeats.
@@ -25,7 +25,9 @@ const BEAT: &str = "/shoal/beat/0";
 /// How long the other side may take to agree on a stream's protocol.
 const OPEN_DEADLINE: Duration = Duration::from_secs(5);
 /// How many streams we open at once; the others wait in the outbox.
-const MAX_OPENING: usize = MAX_UNDER_WAY + 2;
+const MAX_OPENING: usize = MAX_LETTERS + 2;
+/// Letters each way: our own and those that we carry.
+const MAX_LETTERS: usize = MAX_UNDER_WAY + MAX_CARRIED;
 /// How many hellos of one connection are answered at once. One is enough; a second may follow on its heels.
 const MAX_HELLOS: usize = 2;
 /// One stream of heartbeats each way, and one that is about to replace it.
@@ -118,7 +120,7 @@ impl Handler {
             outgoing,
             opening: 0,
             hellos: Arc::new(Semaphore::new(MAX_HELLOS)),
-            letters: Arc::new(Semaphore::new(MAX_UNDER_WAY)),
+            letters: Arc::new(Semaphore::new(MAX_LETTERS)),
             beats: Arc::new(Semaphore::new(MAX_BEATS)),
             tasks: JoinSet::new(),
         }

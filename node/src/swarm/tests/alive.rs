@@ -40,7 +40,7 @@ async fn a_goodbye_is_heard() {
     let mut events = a.events();
     b.leave().await;
     assert_eq!(gone(&mut events, b.id()).await, Gone::Left);
-    assert!(matches!(b.call(a.id(), Topic::Command, vec![], CAP).await, Err(MailError::Unreachable(_))));
+    assert!(matches!(b.call(a.id(), Topic::Command, vec![], CAP).await, Err(MailError::Unreachable { .. })));
 }
 
 #[tokio::test]

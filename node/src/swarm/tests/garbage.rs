@@ -44,10 +44,13 @@ fn read_all(bytes: &[u8]) {
     let _ = Record::open(bytes);
     let _ = records::RecordLetter::decode(bytes);
     let _ = records::Records::default().take(bytes, Identity::generate().id());
-    if let Ok((facts, _)) = pulse::decode(bytes) {
-        pulse::RoundTrip::default().hear(&facts, Instant::now(), Instant::now());
+    if let Ok(heartbeat) = pulse::decode(bytes) {
+        pulse::RoundTrip::default().hear(&heartbeat.facts, Instant::now(), Instant::now());
     }
-    let mailbox = Mailbox::new(Identity::generate().id().clone(), 1, []);
+    let _ = word::Word::read(bytes).map(|word| word.is_signed());
+    let _ = mailbox::letter::open_answer(bytes, None);
+    let _ = mailbox::letter::open_answer(bytes, Some((Identity::generate().id(), 1)));
+    let mailbox = Mailbox::new(Identity::generate(), 1, []);
     let _ = futures::executor::block_on(mailbox.receive(Identity::generate().id(), bytes));
 }
 

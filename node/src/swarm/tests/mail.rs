@@ -44,7 +44,7 @@ async fn every_way_to_get_no_answer_is_told_apart() {
         assert_eq!(call(Topic::Command, &huge, CAP).await, Err(MailError::TooLarge { bytes: MAX_BODY + 1 }));
     }
     let unknown = a.call(&stranger, Topic::Command, vec![], CAP).await;
-    assert_eq!(unknown, Err(MailError::Unreachable(stranger)));
+    assert_eq!(unknown, Err(MailError::Unreachable { node: stranger, why: NoWay::NoRoute, at: None }));
 }
 
 #[tokio::test]
@@ -75,5 +75,5 @@ async fn a_letter_is_lost_when_the_other_goes() {
         b.leave().await;
     };
     let (answer, ()) = tokio::join!(call, leaving);
-    assert!(matches!(answer, Err(MailError::Lost { .. } | MailError::Unreachable(_))), "{answer:?}");
+    assert!(matches!(answer, Err(MailError::Lost { .. } | MailError::Unreachable { .. })), "{answer:?}");
 }
