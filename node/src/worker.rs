@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 use shoal_scheduler::{Desired, Epoch, InstanceId, NodeId, Placement};
+use tokio::sync::watch;
 
 use crate::channels::Channels;
 use crate::engine::status::{Failure, Phase, Status};
@@ -60,12 +61,19 @@ pub struct Worker {
     /// Of the one device that computes here.
     turns: Arc<Turns>,
     shards: Arc<Mutex<HashMap<InstanceId, Shard>>>,
+    changes: watch::Sender<()>,
 }
 
 impl Worker {
     /// A node without shards. `threads` compute, for each of them in turn.
     pub fn new(me: NodeId, threads: usize, channels: Channels, files: Arc<dyn Files>) -> Self {
-        Worker { me, threads, channels, files, turns: Arc::default(), shards: Arc::default() }
+        let (turns, shards, changes) = (Arc::default(), Arc::default(), watch::Sender::new(()));
+        Worker { me, threads, channels, files, turns, shards, changes }
+    }
+
+    /// Told when a shard starts, ends, or enters another phase of its life.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
     }
 
     /// Makes what runs here equal to the placements. Waits for threads that end.
@@ -89,7 +97,10 @@ impl Worker {
             over.iter().filter_map(|id| shards.remove(id)).collect()
         };
         // What ends gives its memory back before what is new takes any.
-        end(ending).await;
+        if !ending.is_empty() {
+            end(ending).await;
+            self.changes.send_replace(());
+        }
         for (id, placement) in placements {
             let Some(stage) = self.stage(placement) else { continue };
             let Some(desired) = desired.get(id) else { continue };
@@ -105,6 +116,7 @@ impl Worker {
             };
             let shard = self.start(job);
             self.lock().insert(id.clone(), shard);
+            self.changes.send_replace(());
         }
     }
 
@@ -131,7 +143,7 @@ impl Worker {
     }
 
     fn start(&self, job: Job) -> Shard {
-        let status = Arc::new(Status::default());
+        let status = Arc::new(Status::new(self.changes.clone()));
         let door = Arc::new(HeadDoor::default());
         let running = Running { placement: job.placement.clone(), stage: job.stage, status: status.clone() };
         let instance = job.placement.instance.clone();

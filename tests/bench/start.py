@@ -1,10 +1,23 @@
-"""How long after its start a program gives the first token, with the file in the page cache; and what memory it takes."""
+#!/usr/bin/env python3
+"""How long after its start a program gives the first token, with the file in the page cache; and what memory it takes.
+
+usage: start.py SHOAL SPEED MODEL.gguf [--threads 2] [--rounds 9] [--before SHOAL]
+
+In each round all of them: `shoal up` and `shoal run` from nothing, the engine alone (SPEED is model/examples/speed.rs), and
+llama.cpp once Python has imported it, where this Python has llama-cpp-python. --before: an older binary beside them. The
+last lines are medians.
+"""
+import argparse
+import importlib.util
 import os
 import pathlib
 import signal
+import statistics
 import subprocess
 import tempfile
 import time
+
+import compare
 
 WITHIN_S = 60
 LOOK_EVERY_S = 0.002
@@ -64,3 +77,32 @@ class Product:
                 agent.send_signal(signal.SIGTERM)
                 peak = finish(agent)
             return seconds, peak
+
+
+def main():
+    args = argparse.ArgumentParser()
+    args.add_argument("shoal")
+    args.add_argument("speed")
+    args.add_argument("model")
+    args.add_argument("--threads", type=int, default=2)
+    args.add_argument("--rounds", type=int, default=9)
+    args.add_argument("--before")
+    args = args.parse_args()
+    product = Product(args.shoal, args.model)
+    sides = {"shoal up, shoal run": lambda: product.first_token(args.threads)[0],
+             "the engine alone": lambda: engine(args.speed, args.model, args.threads, 32, 1)[0]}
+    if args.before:
+        before = Product(args.before, args.model)
+        sides["the same before"] = lambda: before.first_token(args.threads)[0]
+    if importlib.util.find_spec("llama_cpp"):
+        sides["llama.cpp"] = lambda: compare.llama(args.model, "start", threads=args.threads, prompt=32)["seconds"]
+    rounds = []
+    for number in range(args.rounds):
+        rounds.append({name: run() for name, run in sides.items()})
+        print(f"{number + 1}: " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in rounds[-1].items()), flush=True)
+    for name in sides:
+        print(f"{name}: {statistics.median(each[name] for each in rounds):.3f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -100,6 +100,11 @@ impl Directory {
         self.table.clone()
     }
 
+    /// Changes with the phases of this node's own shards.
+    pub fn shard_changes(&self) -> watch::Receiver<()> {
+        self.worker.changes()
+    }
+
     /// All instances that are wanted, or still run.
     pub fn instances(&self) -> Vec<InstanceNow> {
         let (view, table) = (self.view(), self.table());

@@ -32,6 +32,9 @@ pub struct ModelFacts {
     pub footprint: Footprint,
 }
 
+/// Models whose footprint is remembered.
+const REMEMBERED: usize = 64;
+
 /// The digests on disk, and when they were looked at.
 type Listed = (Instant, Vec<String>);
 
@@ -43,24 +46,37 @@ pub struct ModelFiles {
     stop: CancellationToken,
     downloads: Arc<Mutex<HashMap<String, Download>>>,
     listed: Arc<Mutex<Option<Listed>>>,
+    /// By digest, which says all of a file.
+    footprints: Arc<Mutex<HashMap<String, Footprint>>>,
 }
 
 impl ModelFiles {
     /// Over the store; fetches end when `stop` is cancelled.
     pub fn new(store: ModelStore, stop: CancellationToken) -> Self {
-        ModelFiles { store: Arc::new(store), stop, downloads: Arc::default(), listed: Arc::default() }
+        let (downloads, listed, footprints) = (Arc::default(), Arc::default(), Arc::default());
+        ModelFiles { store: Arc::new(store), stop, downloads, listed, footprints }
     }
 
     /// What the model is; it is fetched if it is not here.
     pub async fn facts(&self, model: &str) -> Result<ModelFacts, ApiError> {
         let blob = self.pull(model).await?;
+        if let Some(footprint) = lock(&self.footprints).get(&blob.digest) {
+            return Ok(ModelFacts { digest: blob.digest, footprint: footprint.clone() });
+        }
         let wrong = |text: String| ApiError::new(ErrorKind::Invalid, "bad_model", text);
-        let read = move || -> Result<ModelFacts, String> {
+        let read = move || -> Result<Footprint, String> {
             let file = ModelFile::open(&blob.path).map_err(|error| error.to_string())?;
             let config = DecoderConfig::from_gguf(&file).map_err(|error| error.to_string())?;
-            Ok(ModelFacts { digest: blob.digest, footprint: footprint(&ModelFootprint::of(&file, &config)) })
+            Ok(footprint(&ModelFootprint::of(&file, &config)))
         };
-        blocking(read).await?.map_err(|text| wrong(format!("{model} can't be run: {text}")))
+        let footprint =
+            blocking(read).await?.map_err(|text| wrong(format!("{model} can't be run: {text}")))?;
+        let mut footprints = lock(&self.footprints);
+        if footprints.len() >= REMEMBERED {
+            footprints.clear();
+        }
+        footprints.insert(blob.digest.clone(), footprint.clone());
+        Ok(ModelFacts { digest: blob.digest, footprint })
     }
 
     /// Begins to fetch a model and returns. One that has no name is an error at once.

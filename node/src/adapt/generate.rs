@@ -262,7 +262,9 @@ impl Conversation {
 
     /// Waits while the instance is placed and loaded, telling the client how far it is.
     async fn wait_until_ready(&mut self) -> Option<Arc<Placement>> {
-        let mut changes = self.generate.directory.changes();
+        let directory = &self.generate.directory;
+        let (mut view, mut table) = (directory.changes(), directory.table_changes());
+        let mut shards = directory.shard_changes();
         let mut told = None;
         loop {
             let now = self.generate.directory.instance(&self.instance);
@@ -285,7 +287,9 @@ impl Conversation {
             }
             tokio::select! {
                 () = self.events.closed() => return None,
-                _ = changes.changed() => {}
+                _ = view.changed() => {}
+                _ = table.changed() => {}
+                _ = shards.changed() => {}
                 () = tokio::time::sleep(LOOK) => {}
             }
         }

@@ -61,6 +61,7 @@ impl LiveView {
     /// Counts a change whenever the document says something new. Runs until it is dropped.
     pub async fn follow(self) {
         let (mut view, mut table) = (self.directory.changes(), self.directory.table_changes());
+        let mut shards = self.directory.shard_changes();
         let mut last = [0; 32];
         loop {
             let digest = self.digest();
@@ -72,6 +73,7 @@ impl LiveView {
             tokio::select! {
                 _ = view.changed() => {}
                 _ = table.changed() => {}
+                _ = shards.changed() => {}
                 () = tokio::time::sleep(LOOK) => {}
             }
         }

@@ -23,6 +23,7 @@ const FORGIVEN: Duration = Duration::from_secs(120);
 /// Plans while this node is the scheduler. Runs until it is dropped.
 pub async fn lead(consensus: Arc<Consensus>, directory: Directory) {
     let (mut view, mut table) = (directory.changes(), directory.table_changes());
+    let mut shards = directory.shard_changes();
     let mut patience = Patience::default();
     loop {
         let now = directory.view();
@@ -48,6 +49,7 @@ pub async fn lead(consensus: Arc<Consensus>, directory: Directory) {
         tokio::select! {
             _ = view.changed() => {}
             _ = table.changed() => {}
+            _ = shards.changed() => {}
             () = tokio::time::sleep(LOOK) => {}
         }
     }

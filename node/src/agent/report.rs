@@ -11,7 +11,7 @@ use crate::swarm::Swarm;
 use crate::swarm::record::{HeadReport, RankFailure, RankReport, RankState, RecordBody};
 use crate::worker::{Running, Worker};
 
-/// How often changes are looked for.
+/// How often changes are looked for that nobody tells of: models, downloads, counters.
 const LOOK: Duration = Duration::from_millis(100);
 /// The most characters of a failure's text that travel.
 const MAX_FAILURE_CHARS: usize = 120;
@@ -22,6 +22,7 @@ const COUNTERS: Duration = Duration::from_secs(1);
 pub async fn report(swarm: Swarm, fixed: RecordBody, worker: Worker, files: ModelFiles) {
     let mut last = RecordBody::default();
     let mut counted = Instant::now();
+    let mut shards = worker.changes();
     loop {
         let now = body(&fixed, &worker, &files).await;
         let quiet = without_counters(now.clone()) == without_counters(last.clone());
@@ -32,7 +33,10 @@ pub async fn report(swarm: Swarm, fixed: RecordBody, worker: Worker, files: Mode
             last = now;
             counted = Instant::now();
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::select! {
+            _ = shards.changed() => {}
+            () = tokio::time::sleep(LOOK) => {}
+        }
     }
 }
 

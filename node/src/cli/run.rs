@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
-use shoal_web::api::{InstanceState, ServeRequest, Swarm};
+use shoal_web::api::{self, InstanceState, ServeRequest, Swarm};
 
 use super::print_json;
 use crate::client::chat::{Answer, ChatBody, ChatEvent, ChatStream, Extension, Message};
@@ -54,6 +54,13 @@ pub(super) struct Run {
     agent: AgentArgs,
 }
 
+/// What answers.
+struct Instance {
+    id: String,
+    /// It did when it was looked for.
+    ready: bool,
+}
+
 /// What `run --json` says.
 #[derive(Serialize)]
 struct Document<'a> {
@@ -84,46 +91,66 @@ impl Run {
         let instance = self.instance(&agent).await?;
         match prompt {
             Some(prompt) => {
-                let answer = self.ask(&agent, &instance, vec![Message::user(prompt)]).await?;
+                let messages = vec![Message::user(prompt)];
+                // Nothing is asked twice: what the agent takes before the instance is ready waits there until it is. Where it
+                // comes to nothing, how the instance is says more of the reason.
+                let begun = match self.begin(&agent, &instance, messages.clone()).await {
+                    Err(_) if !instance.ready => {
+                        wait_for(&agent, &instance.id).await?;
+                        self.begin(&agent, &instance, messages).await?
+                    }
+                    begun => begun?,
+                };
+                let answer = self.show(begun).await?;
                 if self.json {
-                    print_json(&document(&instance, &answer))?;
+                    print_json(&document(&instance.id, &answer))?;
                 }
             }
-            None => self.converse(&agent, &instance).await?,
+            None => {
+                wait_for(&agent, &instance.id).await?;
+                self.converse(&agent, &instance).await?;
+            }
         }
         Ok(ExitCode::SUCCESS)
     }
 
     /// An instance that serves the model; a new one if there is none.
-    async fn instance(&self, agent: &Agent) -> Result<String, Failure> {
+    async fn instance(&self, agent: &Agent) -> Result<Instance, Failure> {
         let swarm = agent.swarm().await?;
+        if let Some(found) = serving(&swarm, &self.model) {
+            return Ok(Instance { id: found.id.clone(), ready: found.state == InstanceState::Ready });
+        }
         let mut progress = ProgressLine::start(format!("asking for {}", self.model));
-        let id = match serving(&swarm, &self.model) {
-            Some(id) => id.to_owned(),
-            None => {
-                let request = ServeRequest { model: self.model.clone(), ..ServeRequest::default() };
-                wait::to_serve(agent, &request, &mut progress).await?
-            }
-        };
-        wait::for_instance(agent, &id, &mut progress).await?;
+        let request = ServeRequest { model: self.model.clone(), ..ServeRequest::default() };
+        let id = wait::to_serve(agent, &request, &mut progress).await?;
         progress.finish(None);
-        Ok(id)
+        Ok(Instance { id, ready: false })
     }
 
-    /// Shows the answer as it comes, unless it is to be JSON.
-    async fn ask(&self, agent: &Agent, instance: &str, messages: Vec<Message>) -> anyhow::Result<Answer> {
+    /// Asks, and waits for the first text of the answer.
+    async fn begin(
+        &self,
+        agent: &Agent,
+        instance: &Instance,
+        messages: Vec<Message>,
+    ) -> Result<(ChatStream, ChatEvent), Failure> {
         let body = ChatBody {
-            model: instance.to_owned(),
+            model: instance.id.clone(),
             messages,
             max_tokens: self.max_tokens,
             temperature: self.temperature,
             seed: self.seed,
             extension: Extension::default(),
         };
-        let mut stream = agent.chat(&body).await?;
         let mut progress = ProgressLine::start("thinking");
+        let mut stream = agent.chat(&body).await?;
         let first = first_text(&mut stream, &mut progress).await?;
         progress.finish(None);
+        Ok((stream, first))
+    }
+
+    /// Shows the answer as it comes, unless it is to be JSON.
+    async fn show(&self, (mut stream, first): (ChatStream, ChatEvent)) -> anyhow::Result<Answer> {
         let mut event = first;
         while let ChatEvent::Text(text) = event {
             if !self.json {
@@ -151,8 +178,8 @@ impl Run {
         Ok(stream.answer().clone())
     }
 
-    async fn converse(&self, agent: &Agent, instance: &str) -> anyhow::Result<()> {
-        note(format_args!("{instance}: /clear forgets the conversation, Ctrl-D ends it"));
+    async fn converse(&self, agent: &Agent, instance: &Instance) -> anyhow::Result<()> {
+        note(format_args!("{}: /clear forgets the conversation, Ctrl-D ends it", instance.id));
         let paint = Paint::stdout();
         let mut messages: Vec<Message> = Vec::new();
         loop {
@@ -176,7 +203,11 @@ impl Run {
                 }
                 prompt => messages.push(Message::user(prompt)),
             }
-            match self.ask(agent, instance, messages.clone()).await {
+            let answer = async {
+                let begun = self.begin(agent, instance, messages.clone()).await?;
+                self.show(begun).await
+            };
+            match answer.await {
                 Ok(answer) => messages.push(Message::assistant(answer.text)),
                 Err(error) => {
                     // What cannot be answered is not part of the conversation, which goes on.
@@ -189,11 +220,19 @@ impl Run {
 }
 
 /// An instance of this name or of this model that answers or will.
-fn serving<'a>(swarm: &'a Swarm, model: &str) -> Option<&'a str> {
+fn serving<'a>(swarm: &'a Swarm, model: &str) -> Option<&'a api::Instance> {
     let usable =
         |state| matches!(state, InstanceState::Ready | InstanceState::Loading | InstanceState::Placing);
     let matching = swarm.instances.iter().filter(|i| (i.id == model || i.model == model) && usable(i.state));
-    matching.min_by_key(|i| (i.state != InstanceState::Ready, i.queued.unwrap_or(0))).map(|i| i.id.as_str())
+    matching.min_by_key(|i| (i.state != InstanceState::Ready, i.queued.unwrap_or(0)))
+}
+
+/// Waits until an instance answers.
+async fn wait_for(agent: &Agent, instance: &str) -> Result<(), Failure> {
+    let mut progress = ProgressLine::start(format!("asking for {instance}"));
+    wait::for_instance(agent, instance, &mut progress).await?;
+    progress.finish(None);
+    Ok(())
 }
 
 /// Shows why nothing comes yet until something does.
@@ -211,6 +250,7 @@ fn in_words(comment: &str) -> String {
     match comment.split_once(' ') {
         Some(("queued", before)) => format!("waiting: {before} requests come first"),
         Some(("prefill", tokens)) => format!("reading {tokens} tokens"),
+        Some(("loading", bytes)) if bytes.starts_with("0/0 ") => "finding a place for the model".to_owned(),
         Some(("loading", bytes)) => format!("loading the model: {bytes}"),
         _ => "thinking".to_owned(),
     }

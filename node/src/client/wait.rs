@@ -16,7 +16,7 @@ const SEEN_WITHIN: Duration = Duration::from_secs(30);
 /// answer may.
 pub async fn for_model(agent: &Agent, model: &str, progress: &mut ProgressLine) -> Result<(), Failure> {
     let mut asked: Option<Instant> = None;
-    let mut changes = agent.changes().await?;
+    let mut changes = None;
     loop {
         let models = agent.models().await?.models;
         let Some(entry) = models.iter().find(|entry| entry.id == model) else {
@@ -41,6 +41,10 @@ pub async fn for_model(agent: &Agent, model: &str, progress: &mut ProgressLine) 
             }
             Some(_) => {}
         }
+        let changes = match &mut changes {
+            Some(changes) => changes,
+            None => changes.insert(agent.changes().await?),
+        };
         let swarm = changes.next().await?;
         if let Some(download) = swarm.downloads.iter().find(|d| d.model == model && d.node == swarm.own) {
             asked = Some(Instant::now());
@@ -49,18 +53,20 @@ pub async fn for_model(agent: &Agent, model: &str, progress: &mut ProgressLine) 
     }
 }
 
-/// Asks for the model to be served, unless the plan says that it does not fit; gives the instance's id.
+/// Asks for the model to be served; gives the instance's id. Where it does not fit the plan says why.
 pub async fn to_serve(
     agent: &Agent,
     request: &ServeRequest,
     progress: &mut ProgressLine,
 ) -> Result<String, Failure> {
     for_model(agent, &request.model, progress).await?;
-    let planned = agent.plan(request).await?;
-    if !planned.fits {
-        return Err(does_not_fit(&planned));
+    match agent.serve(request).await {
+        Err(failure) if failure.exit == Exit::NotPlaceable => {
+            let planned = agent.plan(request).await?;
+            Err(if planned.fits { failure } else { does_not_fit(&planned) })
+        }
+        served => served,
     }
-    agent.serve(request).await
 }
 
 /// Waits until the instance answers; shows how far it is.

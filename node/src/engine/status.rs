@@ -3,6 +3,8 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use tokio::sync::watch;
+
 /// The life of a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
@@ -42,10 +44,19 @@ pub struct Status {
     /// Positions of the KV cache in use.
     pub kv_used_tokens: AtomicU64,
     stop: AtomicBool,
+    /// Told of each change of phase.
+    changes: watch::Sender<()>,
 }
 
 impl Default for Status {
     fn default() -> Self {
+        Status::new(watch::Sender::new(()))
+    }
+}
+
+impl Status {
+    /// Of a rank whose changes of phase are told to `changes`.
+    pub fn new(changes: watch::Sender<()>) -> Self {
         Status {
             phase: Mutex::new(Phase::Downloading),
             loaded_bytes: AtomicU64::new(0),
@@ -54,11 +65,10 @@ impl Default for Status {
             queued: AtomicU32::new(0),
             kv_used_tokens: AtomicU64::new(0),
             stop: AtomicBool::new(false),
+            changes,
         }
     }
-}
 
-impl Status {
     /// The phase now.
     pub fn phase(&self) -> Phase {
         self.phase.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
@@ -67,8 +77,10 @@ impl Status {
     /// Enters a phase. A failure stays.
     pub fn enter(&self, phase: Phase) {
         let mut now = self.phase.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if !matches!(*now, Phase::Failed(_)) {
+        if !matches!(*now, Phase::Failed(_)) && *now != phase {
             *now = phase;
+            drop(now);
+            self.changes.send_replace(());
         }
     }
 

@@ -204,6 +204,7 @@ impl Actor {
                     }
                 }
                 Ok(()) = self.inputs.records.changed() => self.publishing.note_change(),
+                () = self.publishing.due() => self.publish_due(Instant::now()),
                 _ = beat.tick() => self.say_word(),
                 _ = tick.tick() => self.on_tick(),
             }
@@ -228,7 +229,6 @@ impl Actor {
             self.send_beats();
         }
         self.dial_due(now);
-        self.publish_due(now);
         self.send_records();
         self.discover_due(now);
         if now.saturating_duration_since(self.last_forget) > FORGET_EVERY {

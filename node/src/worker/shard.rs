@@ -1,5 +1,6 @@
 //! The life of one shard's thread: file, weights, channels, steps.
 
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -107,16 +108,19 @@ fn load(job: &Job, path: &std::path::Path, status: &Status) -> Result<Loaded, Fa
         slots: job.placement.slots,
         threads: job.threads,
     };
-    let scribe = if job.stage == 0 {
+    let scribe = || {
         let tokenizer = Tokenizer::from_gguf(file.metadata()).map_err(|error| broken(&error))?;
         let template = ChatTemplate::from_gguf(file.metadata()).map_err(|error| broken(&error))?;
-        Some(Scribe::new(tokenizer, template, job.placement.context, config.vocab))
-    } else {
-        None
+        Ok::<_, Failure>(Scribe::new(tokenizer, template, job.placement.context, config.vocab))
     };
     let mut progress = |bytes: u64| status.loaded_bytes.store(bytes, Ordering::Relaxed);
-    let shard = Shard::load(&file, &spec, &mut progress).map_err(|error| broken(&error))?;
-    let shard = InTurn::new(shard, job.turns.clone());
+    // The tables of a vocabulary take one thread about as long as the weights of a small model take all of them.
+    let (scribe, shard) = std::thread::scope(|scope| {
+        let scribe = (job.stage == 0).then(|| scope.spawn(scribe));
+        let shard = Shard::load(&file, &spec, &mut progress).map_err(|error| broken(&error));
+        (scribe.map(|scribe| scribe.join().unwrap_or_else(|panic| resume_unwind(panic))), shard)
+    });
+    let (scribe, shard) = (scribe.transpose()?, InTurn::new(shard?, job.turns.clone()));
     Ok(Loaded { shard, hidden: config.hidden as usize, scribe })
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use openraft::error::{ClientWriteError, RaftError};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::core::Core;
 use super::moves::Place;
@@ -12,7 +12,7 @@ use super::raft::Proposal;
 use super::{Applied, ProposeError};
 use crate::{Command, NodeId, Outcome};
 
-/// Pause before another attempt: about as long as an election needs to be noticed.
+/// Pause before another attempt where nothing is heard of a leader meanwhile.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// How long a node that forwarded a command waits until it has applied it itself.
@@ -21,7 +21,9 @@ const FOLLOW: Duration = Duration::from_secs(1);
 impl Core {
     pub(super) async fn propose(&self, command: Command) -> Result<Applied, ProposeError> {
         let deadline = Instant::now() + self.config.timing.propose;
+        let mut view = self.view();
         loop {
+            view.mark_unchanged();
             let attempt = deadline.min(Instant::now() + self.config.timing.attempt);
             let proposed = match self.place() {
                 Place::Stopped => return Err(ProposeError::Stopped),
@@ -41,7 +43,8 @@ impl Core {
             };
             match proposed {
                 Err(ProposeError::NotLeader | ProposeError::Deadline) if Instant::now() < deadline => {
-                    sleep_until(deadline.min(Instant::now() + RETRY)).await;
+                    // A leader that is heard of is asked at once.
+                    let _ = timeout_at(deadline.min(Instant::now() + RETRY), view.changed()).await;
                 }
                 Err(ProposeError::NotLeader) => return Err(ProposeError::Deadline),
                 proposed => return proposed,

@@ -31,31 +31,43 @@ const MAX_WANTED: usize = 16;
 pub struct Publishing {
     next: Version,
     changed: bool,
-    last: Instant,
+    /// When one may be published again: at once the first time.
+    due: Instant,
 }
 
 impl Publishing {
     pub fn new(life: Life, now: Instant) -> Self {
-        Self { next: Version { started_ms: life.started_ms.max(1), sequence: 0 }, changed: false, last: now }
+        Self { next: Version { started_ms: life.started_ms.max(1), sequence: 0 }, changed: false, due: now }
     }
 
     /// What we say of ourselves has changed.
     pub fn note_change(&mut self) {
         self.changed = true;
     }
+
+    /// Returns when a change is to be published; never while there is none.
+    pub fn due(&self) -> impl Future<Output = ()> + use<> {
+        let due = self.changed.then_some(self.due);
+        async move {
+            match due {
+                Some(due) => tokio::time::sleep_until(due).await,
+                None => std::future::pending().await,
+            }
+        }
+    }
 }
 
 impl Actor {
     /// Publishes our record if it changed and the last is long enough ago.
     pub(super) fn publish_due(&mut self, now: Instant) {
-        if !self.publishing.changed || now.saturating_duration_since(self.publishing.last) < PUBLISH_EVERY {
+        if !self.publishing.changed || now < self.publishing.due {
             return;
         }
-        let body = self.inputs.records.borrow_and_update().clone();
-        // Nothing is said before the agent has said something.
-        let Some(mut body) = body else { return };
         self.publishing.changed = false;
-        self.publishing.last = now;
+        let body = self.inputs.records.borrow_and_update().clone();
+        // Nothing is said before the agent has said something; then all of it is new.
+        let Some(mut body) = body else { return };
+        self.publishing.due = now + PUBLISH_EVERY;
         body.neighbours = self.neighbours();
         body.p2p = self.discovery.announced();
         body.ended = self.reach.ended(now);

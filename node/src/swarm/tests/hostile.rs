@@ -247,9 +247,9 @@ async fn garbage_and_oversized_frames_as_hello_are_answered_or_ended() {
 async fn a_member_that_sends_a_record_with_nan_is_told_and_nobody_else_is_harmed() {
     let (a, b) = victims().await;
     let identity = Identity::generate();
-    let liar =
-        start(SwarmConfig { identity: identity.clone(), ..config("test", &[&a, &b]) }, TestGate::open())
-            .await;
+    // It says nothing of itself but what is hostile.
+    let config = SwarmConfig { identity: identity.clone(), ..config("test", &[&a, &b]) };
+    let liar = Swarm::start(config, TestGate::open(), Vec::new()).await.unwrap();
     until_ready(&liar, &a).await;
     let body = RecordBody { memory_read_bytes_per_s: Some(f64::NAN), ..RecordBody::default() };
     assert!(liar.publish(body.clone()).is_err(), "an honest node does not publish it");

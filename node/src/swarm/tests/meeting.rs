@@ -12,14 +12,13 @@ async fn two_meet_and_know_each_others_records() {
     until_ready(&b, &a).await;
     for (swarm, other, name) in [(&a, &b, "b"), (&b, &a, "a")] {
         let id = other.id().clone();
-        let named = |table: &Table| {
-            table
-                .nodes
-                .get(&id)
-                .and_then(|entry| entry.record.as_ref())
-                .is_some_and(|record| record.body.name == name)
+        // Its record and what it says of its program come on different ways.
+        let known = |table: &Table| {
+            table.nodes.get(&id).is_some_and(|entry| {
+                entry.agent.is_some() && entry.record.as_ref().is_some_and(|record| record.body.name == name)
+            })
         };
-        let table = until(swarm, "the other's record", named).await;
+        let table = until(swarm, "the other's record and program", known).await;
         assert_eq!(table.nodes[&id].agent.as_deref(), Some(concat!("shoal/", env!("CARGO_PKG_VERSION"))));
     }
     // A change travels too, and the neighbours are filled in.
