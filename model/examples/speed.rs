@@ -1,12 +1,13 @@
 //! Tokens per second of one shard that holds a whole model, without text, sampling beyond the largest logit, or network.
 //!
-//! `cargo run --release -p shoal-model --example speed -- MODEL.gguf [THREADS [PROMPT [TOKENS]]]`
+//! `cargo run --release -p shoal-model --example speed -- MODEL.gguf [THREADS [PROMPT [TOKENS [f16|q8]]]]`
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use shoal_model::{
-    DecoderConfig, MAX_RUN_TOKENS, ModelFile, Op, Rank, Request, Sampling, Shard, ShardSpec, Step, Want,
+    DecoderConfig, KvType, MAX_RUN_TOKENS, ModelFile, Op, Rank, Request, Sampling, Shard, ShardSpec, Step,
+    Want,
 };
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -16,6 +17,7 @@ fn main() -> Outcome<()> {
     let path = arguments.next().ok_or("name a GGUF file")?;
     let mut number = |default: u32| arguments.next().map_or(Ok(default), |text| text.parse());
     let (threads, prompt, tokens) = (number(1)?, number(512)?, number(128)?);
+    let kv_type: KvType = arguments.next().map_or(Ok(KvType::F16), |text| text.parse())?;
 
     let file = ModelFile::open(path.as_ref())?;
     let config = DecoderConfig::from_gguf(&file)?;
@@ -24,6 +26,7 @@ fn main() -> Outcome<()> {
         rank: Rank::only(),
         context: (prompt + tokens).min(config.max_context),
         slots: 1,
+        kv_type,
         threads: threads as usize,
     };
     let start = Instant::now();

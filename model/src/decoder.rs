@@ -8,6 +8,7 @@
 //! What lies between (norms, turns, residuals) belongs to one row and is done where the rows are many enough by all
 //! threads, else by the calling one.
 
+mod key_sizes;
 mod load;
 mod scratch;
 
@@ -38,6 +39,8 @@ struct Layer {
     bias: Option<Box<[f32]>>,
     q_norm: Option<Box<[f32]>>,
     k_norm: Option<Box<[f32]>>,
+    /// What keys are divided by before they are kept in 8 bits.
+    key_sizes: Option<Box<[f32]>>,
     attn_output: Matrix,
     post_attention_norm: Option<Box<[f32]>>,
     ffn_norm: Box<[f32]>,
@@ -291,6 +294,7 @@ impl Decoder {
             k_norm: layer.k_norm.as_deref(),
             eps,
             scale: self.config.attention_scale,
+            key_sizes: layer.key_sizes.as_deref(),
         };
         let qkv = (&mut scratch.qkv[..], stride);
         rows::turn(team, &turn, turns, &scratch.spans, qkv, &self.kv.writer(index));

@@ -6,7 +6,7 @@ use crate::config::{
 };
 use crate::decoder::{ScratchBytes, activation_forms, layer_bytes, vocabulary_bytes};
 use crate::gguf::ModelFile;
-use crate::kv::{self, PAGE};
+use crate::kv::{KvType, PAGE};
 use crate::part::Part;
 use crate::step::{MAX_DRAFT, MAX_RUN_TOKENS};
 
@@ -49,20 +49,25 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// What [`crate::Shard::load`] allocates for shards of this file.
-    pub fn of(file: &ModelFile, config: &DecoderConfig) -> Footprint {
+    /// What [`crate::Shard::load`] allocates for shards of this file with a cache of this type.
+    pub fn of(file: &ModelFile, config: &DecoderConfig, kv_type: KvType) -> Footprint {
         // Norms and biases become f32 whatever they are stored as; those that a model has not are not counted.
         let vector = |name: &str| file.tensor(name).map_or(0, |entry| entry.elements() * 4);
         let part = Part::whole(config);
+        let key_sizes = match kv_type {
+            KvType::F16 => 0,
+            KvType::Q8 => 4 * u64::from(config.kv_heads) * u64::from(config.head_dim),
+        };
         let layers = (0..config.layers).map(|layer| {
             let norms = [ATTN_NORM, FFN_NORM, ATTN_Q_NORM, ATTN_K_NORM, POST_ATTENTION_NORM, POST_FFN_NORM];
             let biases = [ATTN_Q, ATTN_K, ATTN_V];
             layer_bytes(file, config, &part, layer) as u64
                 + norms.iter().map(|name| vector(&layer_tensor(layer, name))).sum::<u64>()
                 + biases.iter().map(|name| vector(&layer_bias(layer, name))).sum::<u64>()
+                + key_sizes
         });
         let vocabulary = |name: &str| vocabulary_bytes(file, config, &part, name) as u64;
-        let kv_bytes_per_token_layer = kv::bytes_per_token_layer(config.kv_heads, config.head_dim);
+        let kv_bytes_per_token_layer = kv_type.bytes_per_token_layer(config.kv_heads, config.head_dim);
         // The last page of a slot may have room that the context has not.
         let page_rest = (PAGE as u64 - 1) * kv_bytes_per_token_layer * u64::from(config.layers);
         let scratch = ScratchBytes::of(config, &part, &activation_forms(file, config));

@@ -39,6 +39,7 @@ pub use config::{ConfigError, DecoderConfig};
 pub use footprint::Footprint;
 pub use gguf::{GgufError, Metadata, ModelFile};
 pub use kernels::arena::huge_page_bytes;
+pub use kv::KvType;
 pub use part::{PartError, Rank};
 pub use sampling::Sampling;
 pub use shard::{LoadError, Shard, ShardSpec, StepError};

@@ -21,6 +21,7 @@ use crate::collective::Collective;
 pub use crate::decoder::LoadError;
 use crate::decoder::{Decoder, ForwardError, Loading, Rows};
 use crate::gguf::ModelFile;
+use crate::kv::KvType;
 use crate::part::Rank;
 use crate::step::{MAX_DRAFT, Op, Sampled, Step, max_rows};
 
@@ -36,6 +37,8 @@ pub struct ShardSpec {
     pub context: u32,
     /// Requests at a time. The shard has [`crate::kv::places`] slots for them and room for as many full contexts.
     pub slots: u16,
+    /// As what numbers keys and values are kept.
+    pub kv_type: KvType,
     /// Threads that compute, the one that calls [`Shard::execute`] included. Each shard has its own.
     pub threads: usize,
 }
@@ -66,9 +69,9 @@ impl Shard {
         spec: &ShardSpec,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Shard, LoadError> {
-        let ShardSpec { layers, rank, context, slots, threads } = spec.clone();
+        let ShardSpec { layers, rank, context, slots, kv_type, threads } = spec.clone();
         let (rows, sampled) = (max_rows(slots), MAX_DRAFT + usize::from(slots));
-        let loading = Loading { file, layers, rank, context, slots, threads, rows, sampled };
+        let loading = Loading { file, layers, rank, context, slots, kv_type, threads, rows, sampled };
         let decoder = Decoder::load(&loading, progress)?;
         let config = decoder.config();
         let last = spec.layers.end == config.layers;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use shoal_model::gguf::TensorType;
 use shoal_model::synthetic::{Family, SyntheticModel};
-use shoal_model::{ModelFile, Op, Rank, Request, Sampling, Shard, ShardSpec, Step, Want};
+use shoal_model::{KvType, ModelFile, Op, Rank, Request, Sampling, Shard, ShardSpec, Step, Want};
 
 /// Allocations of all threads.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -48,13 +48,14 @@ const STRETCHES: u32 = 3;
 const COUNTED: u32 = STRETCHES * STRETCH;
 
 /// Decodes in all slots, greedily and by draws, and counts the allocations of each stretch.
-fn allocations(model: &SyntheticModel, threads: usize) -> Vec<usize> {
+fn allocations(model: &SyntheticModel, kv_type: KvType, threads: usize) -> Vec<usize> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     model.write(&path).unwrap();
     let file = ModelFile::open(&path).unwrap();
     let context = PROMPT + WARM + COUNTED + 1;
-    let spec = ShardSpec { layers: 0..model.layers, rank: Rank::only(), context, slots: SLOTS, threads };
+    let spec =
+        ShardSpec { layers: 0..model.layers, rank: Rank::only(), context, slots: SLOTS, kv_type, threads };
     let mut shard = Shard::load(&file, &spec, &mut |_| {}).unwrap();
     let mut tokens = [0; SLOTS as usize];
     let mut ops = Vec::new();
@@ -105,14 +106,15 @@ fn a_step_that_decodes_allocates_nothing() {
     for threads in [1, 2] {
         for family in Family::ALL {
             for kind in [TensorType::Q4_1, TensorType::Q8_0, TensorType::F16] {
+                // Both types of cache with each family, threads and weights of blocks.
+                let kv_type = if kind == TensorType::Q8_0 { KvType::Q8 } else { KvType::F16 };
                 let model = SyntheticModel { family, matrices: kind, ..SyntheticModel::default() };
-                let counts = allocations(&model, threads);
-                println!(
-                    "{family:?} {kind}, {threads} threads, {STRETCH} steps of {SLOTS} tokens: {counts:?}"
-                );
+                let counts = allocations(&model, kv_type, threads);
+                let case = format!("{family:?} {kind}, cache {kv_type}, {threads} threads");
+                println!("{case}, {STRETCH} steps of {SLOTS} tokens: {counts:?}");
                 // Threads that begin, and the one that runs this test, allocate at any time; what a step does shows in every
                 // stretch.
-                assert_eq!(counts.iter().min(), Some(&0), "{family:?} {kind} {threads}: {counts:?}");
+                assert_eq!(counts.iter().min(), Some(&0), "{case}: {counts:?}");
             }
         }
     }

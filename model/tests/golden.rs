@@ -6,7 +6,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use shoal_model::reference::{Decoder, Device};
 use shoal_model::synthetic::{Family, SyntheticModel};
-use shoal_model::{ModelFile, Op, Rank, Request, Sampling, Shard, ShardSpec, Step, Want};
+use shoal_model::{KvType, ModelFile, Op, Rank, Request, Sampling, Shard, ShardSpec, Step, Want};
 
 const GOLDEN: &str = include_str!("data/golden.json");
 
@@ -47,8 +47,14 @@ fn logits_are_those_of_llama_cpp() {
         let mut cache = decoder.cache(golden.tokens.len()).unwrap();
         let logits = decoder.forward(&mut cache, &golden.tokens, 0).unwrap().to_vec2::<f32>().unwrap();
 
-        let spec =
-            ShardSpec { layers: 0..model.layers, rank: Rank::only(), context: 64, slots: 1, threads: 1 };
+        let spec = ShardSpec {
+            layers: 0..model.layers,
+            rank: Rank::only(),
+            context: 64,
+            slots: 1,
+            kv_type: KvType::F16,
+            threads: 1,
+        };
         let mut shard = Shard::load(&file, &spec, &mut |_| ()).unwrap();
         let request = Request {
             id: 1,

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use shoal_model::gguf::TensorType;
 use shoal_model::synthetic::SyntheticModel;
 use shoal_model::{
-    ChatTemplate, DecoderConfig, Footprint, ModelFile, Op, Rank, Request, Sampling, Shard, ShardSpec, Step,
-    Tokenizer, Want,
+    ChatTemplate, DecoderConfig, Footprint, KvType, ModelFile, Op, Rank, Request, Sampling, Shard, ShardSpec,
+    Step, Tokenizer, Want,
 };
 
 const MIB: u64 = 1 << 20;
@@ -22,9 +22,9 @@ fn status(field: &str) -> u64 {
 }
 
 /// Loads a shard, fills its whole cache by running prompts to the end of the context in every slot, and compares.
-fn check(file: &ModelFile, layers: std::ops::Range<u32>, context: u32, slots: u16) {
+fn check(file: &ModelFile, layers: std::ops::Range<u32>, context: u32, slots: u16, kv_type: KvType) {
     let config = DecoderConfig::from_gguf(file).unwrap();
-    let footprint = Footprint::of(file, &config);
+    let footprint = Footprint::of(file, &config, kv_type);
     let (first, last) = (layers.start == 0, layers.end == config.layers);
     let mut weights: u64 = footprint.layer_bytes[layers.start as usize..layers.end as usize].iter().sum();
     weights += match (first, last) {
@@ -39,7 +39,7 @@ fn check(file: &ModelFile, layers: std::ops::Range<u32>, context: u32, slots: u1
     let scratch = footprint.scratch_bytes(context, slots);
 
     let (anon, mapped) = (status("RssAnon:"), status("RssFile:"));
-    let spec = ShardSpec { layers: layers.clone(), rank: Rank::only(), context, slots, threads: 2 };
+    let spec = ShardSpec { layers: layers.clone(), rank: Rank::only(), context, slots, kv_type, threads: 2 };
     let mut most_mapped = 0;
     let mut look = |_| most_mapped = most_mapped.max(status("RssFile:"));
     let mut shard = Shard::load(file, &spec, &mut look).unwrap();
@@ -80,7 +80,7 @@ fn check(file: &ModelFile, layers: std::ops::Range<u32>, context: u32, slots: u1
     drop((text, output));
     let stated = weights + kv + scratch;
     println!(
-        "layers {layers:?}, context {context} x {slots}: RssAnon grew by {} KiB ({} of them for text); stated {} KiB (weights {}, cache {}, scratch {}); RssFile by at most {} KiB",
+        "layers {layers:?}, context {context} x {slots} in {kv_type}: RssAnon grew by {} KiB ({} of them for text); stated {} KiB (weights {}, cache {}, scratch {}); RssFile by at most {} KiB",
         grown / 1024,
         of_text / 1024,
         stated / 1024,
@@ -94,7 +94,7 @@ fn check(file: &ModelFile, layers: std::ops::Range<u32>, context: u32, slots: u1
     assert!(mapped <= 8 * MIB, "the map keeps {mapped} bytes resident");
 }
 
-/// Names the case that a process of this test is to measure: a model file, layers, context and slots.
+/// Names the case that a process of this test is to measure: a model file, layers, context, slots and type of cache.
 const CASE: &str = "SHOAL_MEMORY_CASE";
 
 /// Each case has a process of its own, because an allocator keeps what was freed before.
@@ -104,7 +104,7 @@ fn a_shard_takes_what_its_footprint_says() {
         let fields: Vec<&str> = case.split('|').collect();
         let number = |index: usize| fields[index].parse::<u32>().unwrap();
         let file = ModelFile::open(fields[0].as_ref()).unwrap();
-        check(&file, number(1)..number(2), number(3), number(4) as u16);
+        check(&file, number(1)..number(2), number(3), number(4) as u16, fields[5].parse().unwrap());
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -120,12 +120,21 @@ fn a_shard_takes_what_its_footprint_says() {
         ..SyntheticModel::default()
     };
     model.write(&path).unwrap();
-    let mut cases = vec![(path.clone(), 0..8, 256, 4), (path.clone(), 3..8, 1024, 1), (path, 0..3, 128, 8)];
+    let mut cases = vec![
+        (path.clone(), 0..8, 256, 4, KvType::F16),
+        (path.clone(), 3..8, 1024, 1, KvType::F16),
+        // A cache that is most of what is allocated.
+        (path.clone(), 0..3, 1024, 64, KvType::Q8),
+        (path.clone(), 0..8, 256, 4, KvType::Q8),
+        (path, 0..3, 128, 8, KvType::F16),
+    ];
     if let Some(path) = std::env::var_os("SHOAL_TEST_MODEL") {
-        cases.push((path.into(), 0..30, 64, 3));
+        cases.push((path.clone().into(), 0..30, 64, 3, KvType::F16));
+        cases.push((path.into(), 0..30, 512, 3, KvType::Q8));
     }
-    for (path, layers, context, slots) in cases {
-        let case = format!("{}|{}|{}|{context}|{slots}", path.display(), layers.start, layers.end);
+    for (path, layers, context, slots, kv_type) in cases {
+        let (start, end) = (layers.start, layers.end);
+        let case = format!("{}|{start}|{end}|{context}|{slots}|{kv_type}", path.display());
         let child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "a_shard_takes_what_its_footprint_says", "--nocapture"])
             .env(CASE, &case)

@@ -12,6 +12,7 @@ mod speed;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use shoal_scheduler::KvType;
 use shoal_web::api::ServeRequest;
 
 use crate::client::chat::{ChatBody, ChatEvent, Extension, Message};
@@ -58,6 +59,8 @@ pub struct Options {
     pub tokens: u32,
     /// Answers at once.
     pub sequences: u16,
+    /// As what numbers keys and values are kept.
+    pub kv_type: KvType,
     /// Whether tokens may be drafted and verified several at once.
     pub speculate: bool,
     /// Whether the cache of an earlier run's prompt may be used.
@@ -81,8 +84,8 @@ pub async fn run(options: Options, signals: &Signals) -> Result<Option<Report>, 
     let Some((blob, model_dir)) = model(&options, folder.path(), signals, &mut progress).await? else {
         return Ok(None);
     };
-    let footprint = model_file::footprint(&blob.path)?;
-    let reading = model_file::reading(&blob.path)?;
+    let footprint = model_file::footprint(&blob.path, options.kv_type)?;
+    let reading = model_file::reading(&blob.path, options.kv_type)?;
     let prompts = prompt::of_tokens(&blob.path, options.prompt, options.sequences)?;
     let longest = prompts.iter().map(|prompt| prompt.tokens).fold(options.prompt, u32::max);
     let context = longest.saturating_add(options.tokens).saturating_add(SPARE_CONTEXT);
@@ -175,6 +178,7 @@ impl Work<'_> {
             model: self.model.to_owned(),
             context: Some(self.context),
             slots: Some(self.options.sequences),
+            kv_type: Some(self.options.kv_type.to_string()),
             parallel: Some(self.options.parallel.clone().unwrap_or_else(parallel)),
             nodes: Vec::new(),
         };

@@ -10,6 +10,7 @@ mod summary;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use shoal_scheduler::KvType;
 use shoal_web::api::{Instance, InstanceState, ServeRequest};
 
 use crate::client::Agent;
@@ -63,7 +64,7 @@ pub async fn run(options: Options, signals: &Signals) -> Result<Option<Exit>, Fa
         Some(model) => model,
         None => return Ok(signals.exit()),
     };
-    let footprint = model_file::footprint(&model.path)?;
+    let footprint = model_file::footprint(&model.path, KvType::default())?;
     let offers = match &options.offers {
         Some(offers) => offers.clone(),
         None => offers::needing_all(&footprint, options.nodes, options.context, SLOTS).ok_or_else(|| {
@@ -158,6 +159,7 @@ async fn serve_and_ask(
         model: MODEL.to_owned(),
         context: Some(options.context),
         slots: Some(SLOTS),
+        kv_type: None,
         parallel: Some(format!("pipeline={}", swarm.nodes().len())),
         nodes: Vec::new(),
     };

@@ -5,7 +5,7 @@ use std::path::Path;
 use shoal_model::config::DecoderConfig;
 use shoal_model::footprint::Footprint as ModelFootprint;
 use shoal_model::gguf::ModelFile;
-use shoal_scheduler::Footprint;
+use shoal_scheduler::{Footprint, KvType};
 
 use crate::adapt;
 use crate::exit::{Exit, Failure, with_causes};
@@ -20,10 +20,10 @@ fn open(path: &Path) -> Result<(ModelFile, DecoderConfig), Failure> {
     Ok((file, config))
 }
 
-/// What the model takes on nodes of ours: the figures that placement counts with.
-pub fn footprint(path: &Path) -> Result<Footprint, Failure> {
+/// What the model takes on nodes of ours, with a cache of this type: the figures that placement counts with.
+pub fn footprint(path: &Path, kv_type: KvType) -> Result<Footprint, Failure> {
     let (file, config) = open(path)?;
-    Ok(adapt::footprint::footprint(&ModelFootprint::of(&file, &config)))
+    Ok(adapt::footprint::footprint(&ModelFootprint::of(&file, &config, adapt::footprint::kv_type(kv_type))))
 }
 
 /// What is read from memory to decode a token, and how the weights are stored.
@@ -54,8 +54,8 @@ impl Reading {
     }
 }
 
-/// What decoding one token reads.
-pub fn reading(path: &Path) -> Result<Reading, Failure> {
+/// What decoding one token reads, with a cache of this type.
+pub fn reading(path: &Path, kv_type: KvType) -> Result<Reading, Failure> {
     let (file, config) = open(path)?;
     let tied = file.tensor("output.weight").is_none();
     let mut weight_bytes: u64 = 0;
@@ -72,7 +72,8 @@ pub fn reading(path: &Path) -> Result<Reading, Failure> {
     }
     let quant =
         by_type.into_iter().max_by_key(|(_, bytes)| *bytes).map_or_else(String::new, |(kind, _)| kind);
-    let kv_bytes_per_position = ModelFootprint::of(&file, &config).kv_bytes_per_token_layer;
+    let kv_bytes_per_position =
+        ModelFootprint::of(&file, &config, adapt::footprint::kv_type(kv_type)).kv_bytes_per_token_layer;
     let sees =
         (0..config.layers).map(|layer| config.window_of(layer).map_or(u32::MAX, |w| w.tokens)).collect();
     Ok(Reading { weight_bytes, quant, kv_bytes_per_position, sees })

@@ -81,15 +81,55 @@ impl From<Parallel> for String {
     }
 }
 
+/// As what numbers an instance keeps keys and values. As text (and in every encoding of text) `f16` or `q8`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvType {
+    /// Floating-point numbers of 16 bits. What was recorded before there was another type has this one.
+    #[default]
+    F16,
+    /// Integers of 8 bits with factors.
+    Q8,
+}
+
+/// Why a text is not a [`KvType`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no type of KV cache: say f16 or q8")]
+pub struct KvTypeError(String);
+
+impl FromStr for KvType {
+    type Err = KvTypeError;
+
+    fn from_str(text: &str) -> Result<Self, KvTypeError> {
+        match text {
+            "f16" => Ok(Self::F16),
+            "q8" => Ok(Self::Q8),
+            _ => Err(KvTypeError(text.chars().take(64).collect())),
+        }
+    }
+}
+
+impl fmt::Display for KvType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F16 => "f16",
+            Self::Q8 => "q8",
+        })
+    }
+}
+
 /// What a placement is asked for, without saying for which instance: `shoal plan` asks this way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanRequest {
-    /// What the model takes.
+    /// What the model takes with a cache of this type.
     pub footprint: Footprint,
     /// Tokens of context per slot; `None` = the least of the model's own, 4,096 and what fits.
     pub context: Option<u32>,
     /// Sequences served at a time.
     pub slots: u16,
+    /// As what numbers keys and values are kept.
+    #[serde(default)]
+    pub kv_type: KvType,
     /// How to spread it.
     pub parallel: Parallel,
     /// Nodes that may be used; empty = any.
@@ -106,12 +146,15 @@ pub struct Desired {
     pub model: String,
     /// SHA-256 of the model's bytes, 64 lower-case hexadecimal digits; nodes whose bytes differ refuse.
     pub digest: String,
-    /// What the model takes.
+    /// What the model takes with a cache of this type.
     pub footprint: Footprint,
     /// Tokens of context per slot; `None` = the least of the model's own, 4,096 and what fits.
     pub context: Option<u32>,
     /// Sequences served at a time.
     pub slots: u16,
+    /// As what numbers keys and values are kept.
+    #[serde(default)]
+    pub kv_type: KvType,
     /// How to spread it.
     pub parallel: Parallel,
     /// Nodes that may be used; empty = any.
@@ -131,6 +174,7 @@ impl Desired {
             footprint: self.footprint.clone(),
             context: self.context,
             slots: self.slots,
+            kv_type: self.kv_type,
             parallel: self.parallel,
             nodes: self.nodes.clone(),
         }
@@ -140,6 +184,18 @@ impl Desired {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn types_of_cache_as_text() {
+        for (text, kv_type) in [("f16", KvType::F16), ("q8", KvType::Q8)] {
+            assert_eq!(text.parse(), Ok(kv_type));
+            assert_eq!(kv_type.to_string(), text);
+            assert_eq!(serde_json::to_value(kv_type).unwrap(), text);
+        }
+        for text in ["", "F16", "q8_0", "q4"] {
+            assert!(text.parse::<KvType>().is_err(), "{text:?}");
+        }
+    }
 
     #[test]
     fn parallel_as_text() {

@@ -17,7 +17,8 @@ pub struct Footprint {
     pub head_bytes: u64,
     /// The output matrix is the embedding table, so a node that is both first and last stage holds it once.
     pub tied: bool,
-    /// Keys and values of one token in one layer, in bytes: 2 * kv_heads * head_dim * size of the cache's type.
+    /// Keys and values of one token in one layer, in bytes: 2 * kv_heads * head_dim * size of the
+    /// cache's type, and its factors.
     pub kv_bytes_per_token_layer: u64,
     /// Scratch of a rank whatever its context and slots, in bytes (channel rings and the tokenizer included).
     pub scratch_base_bytes: u64,

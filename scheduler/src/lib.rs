@@ -13,7 +13,7 @@ pub mod state;
 pub mod topology;
 
 pub use consensus::{Consensus, View};
-pub use desired::{DEFAULT_SLOTS, Desired, Parallel, ParallelError, PlanRequest};
+pub use desired::{DEFAULT_SLOTS, Desired, KvType, KvTypeError, Parallel, ParallelError, PlanRequest};
 pub use footprint::Footprint;
 pub use ids::{Epoch, GroupId, IdError, InstanceId, NodeId, Stamp, Token, check_model_name};
 pub use placement::report::{Change, Nearest, NoPlacement, NoPlacementCode, NodeFit, NodeFitCode};

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use self::pool::Pool;
 use self::search::Shape;
-use crate::{Epoch, Footprint, InstanceId, NoPlacement, NodeId, PlanRequest, Topology};
+use crate::{Epoch, Footprint, InstanceId, KvType, NoPlacement, NodeId, PlanRequest, Topology};
 
 mod explain;
 mod pool;
@@ -36,6 +36,9 @@ pub struct Placement {
     pub context: u32,
     /// Sequences served at a time.
     pub slots: u16,
+    /// As what numbers every rank keeps keys and values.
+    #[serde(default)]
+    pub kv_type: KvType,
     /// The stages in the order that activations pass them; together they hold every layer exactly once.
     pub stages: Vec<Stage>,
 }
@@ -88,6 +91,8 @@ pub struct Placed {
     pub context: u32,
     /// Sequences served at a time.
     pub slots: u16,
+    /// As what numbers keys and values are kept.
+    pub kv_type: KvType,
     /// The stages in their order.
     pub stages: Vec<Stage>,
 }
@@ -95,7 +100,8 @@ pub struct Placed {
 impl Placed {
     /// As a placement of `instance` under `epoch`.
     pub fn under(self, instance: InstanceId, epoch: Epoch) -> Placement {
-        Placement { instance, epoch, context: self.context, slots: self.slots, stages: self.stages }
+        let Placed { context, slots, kv_type, stages } = self;
+        Placement { instance, epoch, context, slots, kv_type, stages }
     }
 }
 
@@ -113,6 +119,7 @@ pub fn place(
         Some((context, shape)) => Ok(Placed {
             context,
             slots: request.slots,
+            kv_type: request.kv_type,
             stages: stages(&pool, &shape, &request.footprint, context, request.slots),
         }),
         None => Err(explain::no_placement(topology, others, &pool, request)),

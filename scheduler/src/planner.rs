@@ -67,6 +67,7 @@ fn stands(placement: &Placement, desired: &Desired, topology: &Topology) -> bool
     };
     shaped
         && placement.slots == desired.slots
+        && placement.kv_type == desired.kv_type
         && desired.context.is_none_or(|context| context == placement.context)
         && placement.nodes().all(|id| holds(id) && selected(id))
 }
@@ -84,7 +85,7 @@ fn shortened(mut why: NoPlacement) -> NoPlacement {
 mod tests {
     use super::*;
     use crate::state::At;
-    use crate::{Footprint, GroupId, NoPlacementCode, NodeId, NodeOffer, Reach, Stamp};
+    use crate::{Footprint, GroupId, KvType, NoPlacementCode, NodeId, NodeOffer, Reach, Stamp};
 
     /// A swarm in which commands are applied as the log would.
     struct Swarm {
@@ -122,6 +123,7 @@ mod tests {
                 footprint: Footprint { layer_bytes: vec![10; 10], max_context: 1, ..Footprint::default() },
                 context: None,
                 slots: 1,
+                kv_type: KvType::F16,
                 parallel: Parallel::Auto,
                 nodes: Vec::new(),
                 stopped: false,

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 use shoal_model::ModelFile;
 use shoal_model::gguf::TensorType;
-use shoal_tests::agent::{Agent, Answer};
+use shoal_tests::agent::{Agent, Answer, list};
 use shoal_tests::bed::{Bed, MODEL, model_dir};
 use shoal_tests::process::{
     ELECT_PROMISE, LOAD_PROMISE, REFORM_PROMISE, Swarm, await_ready, instance, ranks,
@@ -242,6 +242,45 @@ fn bits_are_equal_on_one_two_three_and_five_nodes_alone_and_in_a_batch() -> Resu
         let stop = asked.cli(&["stop", &id])?;
         ensure!(stop.status.success(), "shoal stop: {}", String::from_utf8_lossy(&stop.stderr));
     }
+    Ok(())
+}
+
+/// A cache in 8 bits takes less, has bits of its own, and has them on one node and on two.
+#[test]
+fn a_cache_in_8_bits_is_planned_served_and_cut_like_any_other() -> Result<()> {
+    let swarm = Swarm::start(Bed::new("kv-type")?, &["400MB"; 2], |_, _| ())?;
+    let agent = swarm.agent(1)?;
+    let planned = |kv_type: Value| -> Result<u64> {
+        let request = json!({"model": MODEL, "context": 1024, "slots": 1, "kv_type": kv_type});
+        let plan = agent.post("/api/v1/plan", &request)?.json()?;
+        let expected = if kv_type.is_null() { json!("f16") } else { kv_type };
+        ensure!(plan["fits"] == true && plan["kv_type"] == expected, "{plan}");
+        plan["needs"]["kv_bytes"].as_u64().with_context(|| plan.to_string())
+    };
+    let [unsaid, f16, q8] = [planned(Value::Null)?, planned(json!("f16"))?, planned(json!("q8"))?];
+    // 30 layers, 3 KV heads, 64 dimensions: a byte for each and a factor of four for each 32.
+    ensure!(unsaid == f16 && f16 == 1024 * 30 * 768 && q8 == 1024 * 30 * 432, "{unsaid} {f16} {q8}");
+    let mut answers = Vec::new();
+    for (kv_type, stages) in [("q8", 1), ("q8", 2), ("f16", 2)] {
+        let parallel = format!("pipeline={stages}");
+        let request =
+            json!({"model": MODEL, "context": 1024, "slots": 1, "kv_type": kv_type, "parallel": parallel});
+        let id = agent.serve(&request)?;
+        let placed = await_ready(agent, &id)?;
+        ensure!(placed["kv"]["type"] == kv_type && ranks(&placed).len() == stages, "{placed}");
+        let held = list(&placed["stages"]).iter().flat_map(|stage| list(&stage["ranks"]));
+        let held: u64 = held.filter_map(|rank| rank["kv_bytes"].as_u64()).sum();
+        ensure!(held == if kv_type == "q8" { q8 } else { f16 }, "{placed}");
+        let answer = |prompt: &&str| trace(&agent.chat(&chat(&id, prompt, 48))?);
+        answers.push(PROMPTS[..4].iter().map(answer).collect::<Result<Vec<Trace>>>()?);
+        let stop = agent.cli(&["stop", &id])?;
+        ensure!(stop.status.success(), "shoal stop: {}", String::from_utf8_lossy(&stop.stderr));
+    }
+    same(&answers[0], &answers[1])?;
+    ensure!(answers[1] != answers[2], "the type of cache made no difference at all");
+    let wrong = agent.cli(&["plan", MODEL, "--kv-type", "q4"])?;
+    let text = String::from_utf8_lossy(&wrong.stderr);
+    ensure!(wrong.status.code() == Some(2) && text.contains("say f16 or q8"), "{}: {text}", wrong.status);
     Ok(())
 }
 

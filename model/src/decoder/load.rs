@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
+use super::key_sizes;
 use super::scratch::{Room, Scratch};
 use super::{Decoder, Head, Layer, frequencies};
 use crate::config::{
@@ -15,7 +16,7 @@ use crate::gguf::{ModelFile, TensorEntry, TensorType};
 use crate::kernels::activations::{Form, finite};
 use crate::kernels::team::{MAX_THREADS, Team};
 use crate::kernels::weights::{Matrix, Packing, Stored, Weights, packed_bytes};
-use crate::kv::KvCache;
+use crate::kv::{KvCache, KvType};
 use crate::part::{Part, PartError, Rank};
 
 /// Why a shard cannot be loaded.
@@ -96,6 +97,7 @@ pub(crate) struct Loading<'a> {
     pub(crate) rank: Rank,
     pub(crate) context: u32,
     pub(crate) slots: u16,
+    pub(crate) kv_type: KvType,
     pub(crate) threads: usize,
     /// The most rows of a step.
     pub(crate) rows: usize,
@@ -189,7 +191,8 @@ impl Decoder {
     /// Loads some layers, with the embedding if they begin at the first and the output head if they end at the last.
     /// `progress` is told the bytes of the file that were packed so far.
     pub(crate) fn load(loading: &Loading<'_>, progress: &mut dyn FnMut(u64)) -> Result<Decoder, LoadError> {
-        let &Loading { file, ref layers, ref rank, context, slots, threads, rows, sampled } = loading;
+        let &Loading { file, ref layers, ref rank, context, slots, kv_type, threads, rows, sampled } =
+            loading;
         let config = DecoderConfig::from_gguf(file)?;
         if layers.start >= layers.end || layers.end > config.layers {
             let (start, end) = (layers.start, layers.end);
@@ -205,7 +208,7 @@ impl Decoder {
             return Err(LoadError::Threads { threads });
         }
         let part = Part::of(&config, rank)?;
-        let kv = KvCache::new(part.shape(), layers.len(), slots, context)
+        let kv = KvCache::new(kv_type, part.shape(), layers.len(), slots, context)
             .ok_or(LoadError::NoMemory { context, slots })?;
         let team = Team::new(threads).map_err(|source| LoadError::StartThread { source })?;
         let forms = activation_forms(file, &config);
@@ -224,7 +227,7 @@ impl Decoder {
             + embedding_bytes
             + head_bytes;
         let weights = Weights::new(bytes).ok_or(LoadError::NoMemoryForWeights { bytes })?;
-        let mut source = Source { file, team, weights, packed: 0, progress };
+        let mut source = Source { file, kv_type, team, weights, packed: 0, progress };
 
         let embedding = match first {
             true => Some(source.vocabulary(&config, &part, EMBEDDING)?),
@@ -283,6 +286,7 @@ fn turned_row(rotary: &Rotary, dim: usize) -> impl Fn(usize) -> usize {
 /// A file whose tensors are packed one by one.
 struct Source<'a> {
     file: &'a ModelFile,
+    kv_type: KvType,
     team: Team,
     weights: Weights,
     packed: u64,
@@ -328,12 +332,26 @@ impl<'a> Source<'a> {
             true => self.vector(&of(name)).map(Some),
             false => Ok(None),
         };
+        let q_norm = optional(config.qk_norm, ATTN_Q_NORM)?.map(turned_vector);
+        let k_norm = optional(config.qk_norm, ATTN_K_NORM)?.map(turned_vector);
+        let post_attention_norm = optional(config.post_norms, POST_ATTENTION_NORM)?;
+        let post_ffn_norm = optional(config.post_norms, POST_FFN_NORM)?;
+        let attn_norm = self.vector(&of(ATTN_NORM))?;
+        let key_sizes = match (self.kv_type, &k_norm) {
+            (KvType::F16, _) => None,
+            (KvType::Q8, Some(norm)) => Some(key_sizes::of_norm(config, part.shape(), norm)),
+            (KvType::Q8, None) => {
+                let row = |row: usize, to: &mut [f32]| self.weights.row(&k, row, to);
+                Some(key_sizes::of_matrix(config, part.shape(), &row, &attn_norm, bias.as_deref()))
+            }
+        };
         Ok(Layer {
-            q_norm: optional(config.qk_norm, ATTN_Q_NORM)?.map(turned_vector),
-            k_norm: optional(config.qk_norm, ATTN_K_NORM)?.map(turned_vector),
-            post_attention_norm: optional(config.post_norms, POST_ATTENTION_NORM)?,
-            post_ffn_norm: optional(config.post_norms, POST_FFN_NORM)?,
-            attn_norm: self.vector(&of(ATTN_NORM))?,
+            q_norm,
+            k_norm,
+            key_sizes,
+            post_attention_norm,
+            post_ffn_norm,
+            attn_norm,
             ffn_norm: self.vector(&of(FFN_NORM))?,
             qkv: [q, k, v],
             bias,
@@ -364,7 +382,7 @@ impl<'a> Source<'a> {
         matrices: [(&str, &Piece); N],
         row: &(dyn Fn(usize) -> usize + Sync),
     ) -> Result<[Matrix; N], LoadError> {
-        let Source { file, team, weights, packed, progress } = self;
+        let Source { file, team, weights, packed, progress, .. } = self;
         let first = matrices[0].1.rows.start;
         let row = |product: usize| row(first + product);
         let mut stored = Vec::with_capacity(N);

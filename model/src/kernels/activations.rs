@@ -38,7 +38,7 @@ impl Int8Block {
             true => lanes.largest(lanes.max(lanes.abs(a), lanes.abs(b))) / 127.0,
             false => f32::NAN,
         };
-        let inverse = lanes.splat(if factor > 0.0 { 1.0 / factor } else { 0.0 });
+        let inverse = lanes.splat(inverse(factor));
         let mut block = Int8Block { factor, ..Int8Block::default() };
         let places = block.values.as_chunks_mut::<LANES>().0;
         for ((numbers, values), sum) in [a, b].into_iter().zip(places).zip(&mut block.halves) {
@@ -50,6 +50,13 @@ impl Int8Block {
         block.sum = factor * (block.halves[0] + block.halves[1]) as f32;
         block
     }
+}
+
+/// What numbers are multiplied with to become the integers that have this factor: nothing is left of them where it is not a
+/// number, and where it is so small that its inverse might be infinite.
+#[inline(always)]
+pub(super) fn inverse(factor: f32) -> f32 {
+    if factor >= f32::MIN_POSITIVE { 1.0 / factor } else { 0.0 }
 }
 
 /// In which form weights want the activations.

@@ -39,8 +39,12 @@ pub(crate) unsafe trait Plain: Copy + Send + Sync + 'static {}
 
 // SAFETY: bytes.
 unsafe impl Plain for u8 {}
+// SAFETY: bytes.
+unsafe impl Plain for i8 {}
 // SAFETY: 16 bits of a floating-point number.
 unsafe impl Plain for half::f16 {}
+// SAFETY: 32 bits of a floating-point number.
+unsafe impl Plain for f32 {}
 
 /// A slice in a map of its own. Its pages are provided when they are first written.
 pub(crate) struct Arena<T> {

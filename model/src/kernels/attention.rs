@@ -11,8 +11,7 @@ mod split;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use half::f16;
-
+use super::cache::{FACTOR_DIMS, Kept, LayerNumbers, LayerView, page_factors};
 use super::disjoint::Disjoint;
 use super::lanes::LANES;
 use super::team::Team;
@@ -59,9 +58,19 @@ impl Heads {
         start..((kv_head + 1) * self.group - self.lead).min(self.heads)
     }
 
+    /// The KV head of a query head.
+    pub(crate) fn kv_head_of(self, head: usize) -> usize {
+        (self.lead + head) / self.group
+    }
+
     /// Width of a head in the cache.
     pub(crate) fn padded(self) -> usize {
         self.dim.next_multiple_of(LANES)
+    }
+
+    /// Blocks of dimensions that share a factor in a cache of integers.
+    pub(crate) fn factor_blocks(self) -> usize {
+        self.dim.div_ceil(FACTOR_DIMS)
     }
 
     /// Elements of one head in a page.
@@ -155,21 +164,37 @@ pub(crate) struct LayerCache<'a> {
 
 /// One KV head of one sequence in one layer.
 #[derive(Clone, Copy)]
-struct View<'a> {
-    keys: &'a [f16],
-    values: &'a [f16],
+struct View<'a, E> {
+    layer: LayerView<'a, E>,
     pages: &'a [u32],
     heads: Heads,
     kv_head: usize,
 }
 
-impl<'a> View<'a> {
-    /// The keys and the values of a page, by its index in the sequence.
+/// One KV head of one page.
+struct Page<'a, E> {
+    keys: &'a [E],
+    values: &'a [E],
+    /// Where numbers have some, else nothing.
+    key_factors: &'a [f32],
+    value_factors: &'a [f32],
+}
+
+impl<'a, E: Kept> View<'a, E> {
+    /// A page, by its index in the sequence.
     #[inline(always)]
-    fn page(&self, index: usize) -> (&'a [f16], &'a [f16]) {
+    fn page(&self, index: usize) -> Page<'a, E> {
         let size = self.heads.page_elements();
-        let start = (self.pages[index] as usize * self.heads.kv_heads + self.kv_head) * size;
-        (&self.keys[start..start + size], &self.values[start..start + size])
+        let page = self.pages[index] as usize * self.heads.kv_heads + self.kv_head;
+        let LayerView { keys, values, factors } = self.layer;
+        let count = page_factors::<E>(self.heads);
+        let (key_factors, value_factors) = factors[page * count..(page + 1) * count].split_at(count / 2);
+        Page {
+            keys: &keys[page * size..(page + 1) * size],
+            values: &values[page * size..(page + 1) * size],
+            key_factors,
+            value_factors,
+        }
     }
 }
 
@@ -189,6 +214,22 @@ pub(crate) fn attend(
     heads: Heads,
     layer: LayerCache<'_>,
     spans: &[Span],
+    queries: (&[f32], usize),
+    out: Attended<'_>,
+) {
+    match layer.cache.layer(layer.layer) {
+        LayerNumbers::F16(view) => attend_over(team, scratch, heads, (layer, view), spans, queries, out),
+        LayerNumbers::Q8(view) => attend_over(team, scratch, heads, (layer, view), spans, queries, out),
+    }
+}
+
+/// The same for one type of numbers.
+fn attend_over<E: Kept>(
+    team: &mut Team,
+    scratch: &mut AttentionScratch,
+    heads: Heads,
+    (layer, view): (LayerCache<'_>, LayerView<'_, E>),
+    spans: &[Span],
     (queries, stride): (&[f32], usize),
     Attended { numbers, stride: to_stride, at: to_at }: Attended<'_>,
 ) {
@@ -199,14 +240,12 @@ pub(crate) fn attend(
         let starts = (0..span.rows).step_by(TILE_ROWS);
         tiles.extend(starts.map(|start| Tile { span, start, rows: TILE_ROWS.min(span.rows - start) }));
     }
-    let range = layer.cache.layer(layer.layer);
-    let (keys, values) = (&layer.cache.keys[range.clone()], &layer.cache.values[range]);
     let items = tiles.len() * heads.kv_heads;
     let attention = |item: usize| {
         let Tile { span, start, rows } = tiles[item / heads.kv_heads];
         let kv_head = item % heads.kv_heads;
         Attention {
-            view: View { keys, values, pages: layer.cache.pages().of(span.place), heads, kv_head },
+            view: View { layer: view, pages: layer.cache.pages().of(span.place), heads, kv_head },
             window: layer.window,
             pos: span.pos + start,
             rows,
@@ -245,9 +284,9 @@ pub(crate) fn attend(
 }
 
 /// Reduces tiles of one row each to `totals`, every split an item of its own. `splits` has as many places for each.
-fn share_out<'a>(
+fn share_out<'a, E: Kept>(
     team: &mut Team,
-    attention: &(dyn Fn(usize) -> Attention<'a> + Sync),
+    attention: &(dyn Fn(usize) -> Attention<'a, E> + Sync),
     totals: &mut [Partial],
     splits: &mut [Partial],
     threads: &[Mutex<Reduction>],
@@ -280,8 +319,8 @@ fn share_out<'a>(
 }
 
 /// What some rows of one span ask of one KV head.
-struct Attention<'a> {
-    view: View<'a>,
+struct Attention<'a, E> {
+    view: View<'a, E>,
     window: Option<usize>,
     /// The position of the first row.
     pos: usize,
@@ -296,7 +335,7 @@ struct Attention<'a> {
     to_at: usize,
 }
 
-impl Attention<'_> {
+impl<E: Kept> Attention<'_, E> {
     /// Queries: for each row, those of the group's heads.
     fn queries(&self) -> usize {
         self.rows * self.heads.len()

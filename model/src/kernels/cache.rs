@@ -1,73 +1,204 @@
-//! Writes keys and values into the cache.
+//! How the cache keeps keys and values: as what numbers, and how they are written.
 
 use half::f16;
 
+use super::activations::{finite, inverse};
+use super::arena::Plain;
 use super::attention::Heads;
 use super::disjoint::Disjoint;
 use super::lanes::{Kernel, LANES, Lanes, Path};
 use crate::kv::{PAGE, Pages};
 
+/// Dimensions of a key or a value that share a factor. With one for a whole vector, the few large dimensions that keys have
+/// took the bits of all others: the mean divergence of Gemma 3 from f32 was 2.8 times that of a cache in f16; with this
+/// it is 1.13 times, and with keys divided by their sizes 1.05 times.
+pub(crate) const FACTOR_DIMS: usize = 32;
+
+/// A number as the cache keeps it.
+pub(crate) trait Kept: Plain {
+    /// Whether numbers have factors, each of them for [`FACTOR_DIMS`] dimensions of a key or a value.
+    const FACTORS: bool;
+
+    fn load<L: Lanes>(lanes: L, from: &[Self; LANES]) -> L::F32;
+
+    /// The factor of numbers that share one. If one of them is not finite, so is either the factor or what is kept.
+    fn factor<L: Lanes>(lanes: L, numbers: &[f32]) -> f32;
+
+    /// Rounds numbers that have this factor to the nearest.
+    fn keep<L: Lanes>(lanes: L, factor: f32, numbers: L::F32, to: &mut [Self; LANES]);
+}
+
+impl Kept for f16 {
+    const FACTORS: bool = false;
+
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, from: &[f16; LANES]) -> L::F32 {
+        lanes.load_f16(from)
+    }
+
+    #[inline(always)]
+    fn factor<L: Lanes>(_: L, _: &[f32]) -> f32 {
+        1.0
+    }
+
+    #[inline(always)]
+    fn keep<L: Lanes>(lanes: L, _: f32, numbers: L::F32, to: &mut [f16; LANES]) {
+        lanes.store_f16(to, numbers);
+    }
+}
+
+impl Kept for i8 {
+    const FACTORS: bool = true;
+
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, from: &[i8; LANES]) -> L::F32 {
+        lanes.load_i8(from)
+    }
+
+    #[inline(always)]
+    fn factor<L: Lanes>(lanes: L, numbers: &[f32]) -> f32 {
+        if !finite(numbers) {
+            return f32::NAN;
+        }
+        let mut largest = lanes.splat(0.0);
+        for piece in numbers.chunks(LANES) {
+            largest = lanes.max(lanes.abs(load_piece(lanes, piece)), largest);
+        }
+        lanes.largest(largest) / 127.0
+    }
+
+    #[inline(always)]
+    fn keep<L: Lanes>(lanes: L, factor: f32, numbers: L::F32, to: &mut [i8; LANES]) {
+        let mut integers = [0; LANES];
+        lanes.store_i32(&mut integers, lanes.round(lanes.mul(numbers, lanes.splat(inverse(factor)))));
+        *to = integers.map(|integer| integer as i8);
+    }
+}
+
+/// Up to sixteen numbers, and zeros.
+#[inline(always)]
+fn load_piece<L: Lanes>(lanes: L, piece: &[f32]) -> L::F32 {
+    if let Some(whole) = piece.as_array::<LANES>() {
+        return lanes.load(whole);
+    }
+    let mut whole = [0.0; LANES];
+    whole[..piece.len()].copy_from_slice(piece);
+    lanes.load(&whole)
+}
+
+/// Factors beside a page of one KV head, if there are any: of the keys, rows of positions by block of dimensions; of the
+/// values, rows of blocks by position.
+pub(crate) fn page_factors<E: Kept>(heads: Heads) -> usize {
+    if E::FACTORS { 2 * PAGE * heads.factor_blocks() } else { 0 }
+}
+
+/// One layer of a cache.
+pub(crate) enum LayerNumbers<'a> {
+    F16(LayerView<'a, f16>),
+    Q8(LayerView<'a, i8>),
+}
+
+/// Pages of KV heads.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerView<'a, E> {
+    pub(crate) keys: &'a [E],
+    pub(crate) values: &'a [E],
+    /// [`page_factors`] for each.
+    pub(crate) factors: &'a [f32],
+}
+
 /// One layer, into which several threads write, each its own positions.
-pub(crate) struct LayerWriter<'a> {
-    keys: Disjoint<'a, f16>,
-    values: Disjoint<'a, f16>,
+pub(crate) enum LayerWriter<'a> {
+    F16(Places<'a, f16>),
+    Q8(Places<'a, i8>),
+}
+
+/// Pages of KV heads that are written.
+pub(crate) struct Places<'a, E> {
+    keys: Disjoint<'a, E>,
+    values: Disjoint<'a, E>,
+    factors: Disjoint<'a, f32>,
     pages: &'a Pages,
     heads: Heads,
 }
 
-impl<'a> LayerWriter<'a> {
-    /// Into the pages of keys and values of one layer.
-    pub(crate) fn new([keys, values]: [&'a mut [f16]; 2], pages: &'a Pages, heads: Heads) -> LayerWriter<'a> {
-        LayerWriter { keys: Disjoint::new(keys), values: Disjoint::new(values), pages, heads }
-    }
-
+impl LayerWriter<'_> {
     /// Writes one position; `keys` and `values` hold `kv_heads * dim` numbers.
     ///
     /// # Safety
     /// Nobody else writes the same position of the same sequence meanwhile, and nobody reads it.
     pub(crate) unsafe fn write(&self, path: Path, place: usize, pos: usize, keys: &[f32], values: &[f32]) {
-        let Heads { kv_heads, dim, .. } = self.heads;
-        let (padded, size) = (self.heads.padded(), self.heads.page_elements());
-        let page = self.pages.of(place)[pos / PAGE] as usize;
-        for head in 0..kv_heads {
-            let start = (page * kv_heads + head) * size;
-            let of_head = head * dim..(head + 1) * dim;
-            let mut pieces = [f16::ZERO; LANES];
-            for (index, piece) in keys[of_head.clone()].chunks(LANES).enumerate() {
-                path.run(Halve { from: piece, to: &mut pieces });
-                for (d, &element) in pieces[..piece.len()].iter().enumerate() {
-                    let at = start + (index * LANES + d) * PAGE + pos % PAGE;
-                    // SAFETY: the caller's promise: this element is of that position.
-                    unsafe { self.keys.write(at, element) };
-                }
-            }
-            for (index, piece) in values[of_head].chunks(LANES).enumerate() {
-                path.run(Halve { from: piece, to: &mut pieces });
-                let at = start + pos % PAGE * padded + index * LANES;
-                // SAFETY: as above.
-                unsafe { self.values.part(at..at + piece.len()) }.copy_from_slice(&pieces[..piece.len()]);
-            }
+        match self {
+            LayerWriter::F16(places) => path.run(Write { places, place, pos, keys, values }),
+            LayerWriter::Q8(places) => path.run(Write { places, place, pos, keys, values }),
         }
     }
 }
 
-/// Rounds up to sixteen numbers to f16.
-struct Halve<'a> {
-    from: &'a [f32],
-    to: &'a mut [f16; LANES],
+impl<'a, E> Places<'a, E> {
+    /// Keys, values and factors of one layer.
+    pub(crate) fn new(
+        (keys, values, factors): (&'a mut [E], &'a mut [E], &'a mut [f32]),
+        pages: &'a Pages,
+        heads: Heads,
+    ) -> Self {
+        let (keys, values, factors) = (Disjoint::new(keys), Disjoint::new(values), Disjoint::new(factors));
+        Places { keys, values, factors, pages, heads }
+    }
 }
 
-impl Kernel for Halve<'_> {
+/// Writes one position, which nobody else writes or reads meanwhile.
+struct Write<'a, E> {
+    places: &'a Places<'a, E>,
+    place: usize,
+    pos: usize,
+    keys: &'a [f32],
+    values: &'a [f32],
+}
+
+impl<E: Kept + Default> Kernel for Write<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        match self.from.as_array::<LANES>() {
-            Some(from) => lanes.store_f16(self.to, lanes.load(from)),
-            None => {
-                let mut from = [0.0; LANES];
-                from[..self.from.len()].copy_from_slice(self.from);
-                lanes.store_f16(self.to, lanes.load(&from));
+        let Places { keys, values, factors, pages, heads } = self.places;
+        let (dim, padded, blocks) = (heads.dim, heads.padded(), heads.factor_blocks());
+        let first = pages.of(self.place)[self.pos / PAGE] as usize * heads.kv_heads;
+        let within = self.pos % PAGE;
+        let mut kept = [E::default(); LANES];
+        for head in 0..heads.kv_heads {
+            let page = first + head;
+            let (start, factor_start) = (page * heads.page_elements(), page * page_factors::<E>(*heads));
+            let of_head = head * dim..(head + 1) * dim;
+            let (key, value) = (&self.keys[of_head.clone()], &self.values[of_head]);
+            for (block, numbers) in key.chunks(FACTOR_DIMS).enumerate() {
+                let factor = E::factor(lanes, numbers);
+                if E::FACTORS {
+                    // SAFETY: this element belongs to the position that is written.
+                    unsafe { factors.write(factor_start + block * PAGE + within, factor) };
+                }
+                for (index, piece) in numbers.chunks(LANES).enumerate() {
+                    E::keep(lanes, factor, load_piece(lanes, piece), &mut kept);
+                    let d = block * FACTOR_DIMS + index * LANES;
+                    for (index, &element) in kept[..piece.len()].iter().enumerate() {
+                        // SAFETY: as above.
+                        unsafe { keys.write(start + (d + index) * PAGE + within, element) };
+                    }
+                }
+            }
+            for (block, numbers) in value.chunks(FACTOR_DIMS).enumerate() {
+                let factor = E::factor(lanes, numbers);
+                if E::FACTORS {
+                    let at = factor_start + (PAGE + within) * blocks + block;
+                    // SAFETY: as above.
+                    unsafe { factors.write(at, factor) };
+                }
+                for (index, piece) in numbers.chunks(LANES).enumerate() {
+                    E::keep(lanes, factor, load_piece(lanes, piece), &mut kept);
+                    let at = start + within * padded + block * FACTOR_DIMS + index * LANES;
+                    // SAFETY: as above.
+                    unsafe { values.part(at..at + piece.len()) }.copy_from_slice(&kept[..piece.len()]);
+                }
             }
         }
     }

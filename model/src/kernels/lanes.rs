@@ -42,6 +42,7 @@ pub(crate) trait Lanes: Copy + Send + Sync + 'static {
     fn load(self, from: &[f32; LANES]) -> Self::F32;
     fn store(self, to: &mut [f32; LANES], numbers: Self::F32);
     fn load_f16(self, from: &[f16; LANES]) -> Self::F32;
+    fn load_i8(self, from: &[i8; LANES]) -> Self::F32;
     fn store_f16(self, to: &mut [f16; LANES], numbers: Self::F32);
 
     fn add(self, a: Self::F32, b: Self::F32) -> Self::F32;

@@ -253,6 +253,9 @@ pub(crate) struct Turn<'a> {
     pub(crate) eps: f32,
     /// What queries are multiplied with, so that scores are.
     pub(crate) scale: f32,
+    /// What a dimension of a KV head's keys is divided by, and of its queries multiplied with: scores stay what they are, and
+    /// keys that share a factor in the cache become alike in size.
+    pub(crate) key_sizes: Option<&'a [f32]>,
 }
 
 /// Biases, norms and turns of one row.
@@ -268,8 +271,8 @@ impl Kernel for TurnRow<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let Turn { heads: Heads { heads, kv_heads, dim, .. }, bias, q_norm, k_norm, eps, scale: factor } =
-            self.turn;
+        let Turn { heads: shape, bias, q_norm, k_norm, eps, scale: factor, key_sizes } = self.turn;
+        let Heads { heads, kv_heads, dim, .. } = shape;
         if let Some(bias) = bias {
             add(self.qkv, bias);
         }
@@ -281,6 +284,14 @@ impl Kernel for TurnRow<'_> {
             rotate(head, self.cosines, self.sines);
             if is_query {
                 scale(head, factor);
+            }
+            if let Some(sizes) = key_sizes {
+                let kv_head = if is_query { shape.kv_head_of(index) } else { index - heads };
+                let sizes = &sizes[kv_head * dim..(kv_head + 1) * dim];
+                match is_query {
+                    true => head.iter_mut().zip(sizes).for_each(|(element, size)| *element *= size),
+                    false => head.iter_mut().zip(sizes).for_each(|(element, size)| *element /= size),
+                }
             }
         }
     }

@@ -1,19 +1,18 @@
 //! Kernels against candle's formats, against f64, and each path against the portable one, bit by bit.
 
+mod attention;
+
 use candle_core::quantized::{QStorage, QTensor};
 use candle_core::{Device, Shape};
-use half::f16;
 use proptest::prelude::*;
 
 use super::activations::{Activations, Form, Int8Block, quantise};
-use super::attention::{Attended, AttentionScratch, Heads, LayerCache, SPLIT, Span, attend};
 use super::lanes::{Kernel, LANES, Lanes, Path};
 use super::matmul::{Gating, multiply, multiply_gated};
 use super::rowwise::{Gate, rms_norm};
 use super::team::Team;
 use super::weights::{Matrix, Packing, Stored, Weights, packed_bytes};
 use crate::gguf::TensorType;
-use crate::kv::KvCache;
 use crate::reference::stored_as;
 use crate::synthetic::encode;
 
@@ -194,22 +193,6 @@ proptest! {
         };
         products_agree(kind, inputs, outputs, rows, seed);
     }
-
-    #[test]
-    fn attention_of_any_shape_is_softmax(
-        (kv_heads, group) in (1..4usize, 1..10usize),
-        dim in prop::sample::select(vec![8usize, 16, 40, 64, 80, 128]),
-        len in 1..700usize,
-        rows in 1..12usize,
-        cut: (prop::sample::Index, prop::sample::Index),
-        window in prop::option::of(1..400usize),
-        seed in 0..1000u32,
-    ) {
-        let (start, end) = (cut.0.index(kv_heads * group), cut.1.index(kv_heads * group));
-        // Any of a model's heads, so that groups are whole or cut.
-        let heads = Heads::new(start.min(end)..start.max(end) + 1, group, dim);
-        attention_agrees(heads, (start.min(end), group), len, rows.min(len), window, seed);
-    }
 }
 
 /// Largest integers everywhere: sums that did not fit 16 bits would show here.
@@ -296,127 +279,6 @@ fn bits_do_not_depend_on_path_threads_or_rows() {
                         assert_eq!(found, &expected[..found.len()], "{kind} {path:?} {threads} {rows}");
                     }
                 }
-            }
-        }
-    }
-}
-
-/// Six heads of width 72 in two groups.
-fn six_heads() -> Heads {
-    Heads::new(0..6, 3, 72)
-}
-
-/// Attention of the last `rows` of `len` positions, in one step.
-fn attended(
-    team: &mut Team,
-    heads: Heads,
-    len: usize,
-    rows: usize,
-    window: Option<usize>,
-    seed: u32,
-) -> Vec<f32> {
-    let mut cache = KvCache::new(heads, 2, 2, 2_000).unwrap();
-    // Another sequence takes pages in between.
-    cache.grow(0, 100).unwrap();
-    cache.grow(1, len / 2).unwrap();
-    cache.grow(0, 300).unwrap();
-    cache.grow(1, len).unwrap();
-    let [keys, values] = keys_and_values(heads, len, seed);
-    let width = heads.kv_heads * heads.dim;
-    for (pos, (key, value)) in keys.chunks(width).zip(values.chunks(width)).enumerate() {
-        // SAFETY: one thread.
-        unsafe { cache.writer(1).write(team.path(), 1, pos, key, value) };
-    }
-    let stride = heads.heads * heads.dim + 5;
-    let queries: Vec<f32> = (len - rows..len).flat_map(|pos| query(heads, pos, seed)).collect();
-    let mut scratch = AttentionScratch::new(heads, team.threads(), 64, 2_000);
-    let layer = LayerCache { cache: &cache, layer: 1, window };
-    let span = Span { place: 1, pos: len - rows, first_row: 0, rows };
-    let width = heads.heads * heads.dim;
-    let mut out = vec![f32::NAN; rows * (width + 3)];
-    let to = Attended { numbers: &mut out, stride: width + 3, at: 2 };
-    attend(team, &mut scratch, heads, layer, &[span], (&queries, stride), to);
-    let out: Vec<f32> = out.chunks(width + 3).flat_map(|row| row[2..width + 2].to_vec()).collect();
-    assert!(out.iter().all(|number| number.is_finite()));
-    out
-}
-
-/// By position, of all KV heads.
-fn keys_and_values(heads: Heads, len: usize, seed: u32) -> [Vec<f32>; 2] {
-    [21, 22].map(|which| noise(len * heads.kv_heads * heads.dim, which + seed))
-}
-
-/// A row of queries, with something behind it.
-fn query(heads: Heads, pos: usize, seed: u32) -> Vec<f32> {
-    noise(heads.heads * heads.dim + 5, pos as u32 + seed)
-}
-
-/// Compares attention with softmax in f64, and every path and team with the portable one.
-/// `heads` begin at head `first` of a model with `group` heads for each KV head.
-fn attention_agrees(
-    heads: Heads,
-    (first, group): (usize, usize),
-    len: usize,
-    rows: usize,
-    window: Option<usize>,
-    seed: u32,
-) {
-    let mut expected: Option<Vec<f32>> = None;
-    for path in Path::available().into_iter().rev() {
-        for threads in [1, 3] {
-            let mut team = Team::new(threads).unwrap();
-            team.set_path(path);
-            let out = attended(&mut team, heads, len, rows, window, seed);
-            let expected = expected.get_or_insert_with(|| out.clone());
-            assert_eq!(bits(&out), bits(expected), "{heads:?} {len} {rows} {window:?} {path:?} {threads}");
-        }
-    }
-    let [keys, values] = keys_and_values(heads, len, seed);
-    let found = expected.unwrap();
-    for (row, found) in found.chunks(heads.heads * heads.dim).enumerate() {
-        let end = len - rows + row + 1;
-        let start = window.map_or(0, |window| end.saturating_sub(window));
-        let query = query(heads, end - 1, seed);
-        for (head, found) in found.chunks(heads.dim).enumerate() {
-            let query = &query[head * heads.dim..(head + 1) * heads.dim];
-            let of = |numbers: &[f32], pos: usize, d: usize| {
-                let at = (pos * heads.kv_heads + (first % group + head) / group) * heads.dim + d;
-                f16::from_f32(numbers[at]).to_f64()
-            };
-            let weight = |pos: usize| -> f64 {
-                let products = query.iter().enumerate().map(|(d, &q)| f64::from(q) * of(&keys, pos, d));
-                products.sum::<f64>().exp()
-            };
-            let weights: Vec<f64> = (start..end).map(weight).collect();
-            let total: f64 = weights.iter().sum();
-            for (d, &found) in found.iter().enumerate() {
-                let sum: f64 =
-                    (start..end).zip(&weights).map(|(pos, weight)| weight * of(&values, pos, d)).sum();
-                let error = (f64::from(found) - sum / total).abs();
-                assert!(error < 2e-5, "{heads:?} row {row} of {rows}, head {head}, dim {d}: {error}");
-            }
-        }
-    }
-}
-
-#[test]
-fn attention_has_the_same_bits_on_every_path_in_any_chunk_by_any_threads() {
-    let heads = six_heads();
-    let row = heads.heads * heads.dim;
-    for (len, window) in [(20, None), (SPLIT + 37, None), (5 * SPLIT + 3, None), (5 * SPLIT + 3, Some(300))] {
-        let of = |team: &mut Team, len, rows| bits(&attended(team, heads, len, rows, window, 3));
-        let mut portable = Team::new(1).unwrap();
-        portable.set_path(Path::Portable);
-        let expected = of(&mut portable, len, 13);
-        for path in Path::available() {
-            for threads in [1, 2, 3] {
-                let mut team = Team::new(threads).unwrap();
-                team.set_path(path);
-                assert_eq!(of(&mut team, len, 13), expected, "{path:?} {threads} {len}");
-                let last = of(&mut team, len, 1);
-                assert_eq!(last, expected[12 * row..], "{path:?} {threads} {len} {window:?}");
-                let middle = of(&mut team, len - 4, 2);
-                assert_eq!(middle, expected[7 * row..9 * row], "{path:?} {threads} {len} {window:?}");
             }
         }
     }

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::gguf::{ModelFile, TensorType};
+use crate::kv::KvType;
 use crate::part::Rank;
 use crate::synthetic::{Family, SyntheticModel};
 
@@ -197,6 +198,12 @@ fn the_kernels_agree() {
 }
 
 fn kernels_agree(model: &SyntheticModel) {
+    for kv_type in KvType::ALL {
+        kernels_with(kv_type, model);
+    }
+}
+
+fn kernels_with(kv_type: KvType, model: &SyntheticModel) {
     use crate::decoder::{self, Loading, Rows};
     let file = open(model);
     let tokens = tokens(40);
@@ -208,6 +215,7 @@ fn kernels_agree(model: &SyntheticModel) {
         rank: Rank::only(),
         context: 64,
         slots: 1,
+        kv_type,
         threads: 1,
         rows: 128,
         sampled: 4,
@@ -217,8 +225,13 @@ fn kernels_agree(model: &SyntheticModel) {
     let blocks = model.matrices.block_elements() > 1;
     for row in [0, 17, 39] {
         let error = error(kernels.logits(&[row]).0, &values(&expected.get(row).unwrap()));
-        // Keys and values are kept in f16; activations before blocks in 8 bits.
-        assert!(error < if blocks { 0.05 } else { 2e-3 }, "row {row}: {error} {model:?}");
+        // Keys and values are kept in f16, or in 8 bits; activations before blocks in 8 bits.
+        let allowed = match kv_type {
+            KvType::F16 if blocks => 0.05,
+            KvType::F16 => 2e-3,
+            KvType::Q8 => 0.08,
+        };
+        assert!(error < allowed, "row {row}: {error} {kv_type} {model:?}");
     }
 }
 
@@ -277,7 +290,11 @@ proptest! {
 
     /// Sequences side by side in runs of any length, in both.
     #[test]
-    fn the_kernels_agree_on_any_shape(model in any_model(), cuts in proptest::collection::vec(1..40usize, 1..5)) {
+    fn the_kernels_agree_on_any_shape(
+        model in any_model(),
+        kv_type in proptest::sample::select(KvType::ALL.to_vec()),
+        cuts in proptest::collection::vec(1..40usize, 1..5),
+    ) {
         use crate::decoder::{self, Loading, Rows};
         let file = open(&model);
         let reference = load(&file, 0..model.layers);
@@ -287,6 +304,7 @@ proptest! {
             rank: Rank::only(),
             context: 256,
             slots: 2,
+            kv_type,
             threads: 2,
             rows: 128,
             sampled: 4,

@@ -6,7 +6,8 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use shoal_model::sampling::philox;
 use shoal_model::{
-    DecoderConfig, MAX_RUN_TOKENS, ModelFile, Op, Rank, Request, Sampling, Shard, ShardSpec, Step, Want,
+    DecoderConfig, KvType, MAX_RUN_TOKENS, ModelFile, Op, Rank, Request, Sampling, Shard, ShardSpec, Step,
+    Want,
 };
 
 /// Our mean divergence may be this many times llama.cpp's.
@@ -27,21 +28,42 @@ pub struct Measured {
 
 pub type Outcome = Result<(), Box<dyn Error>>;
 
-/// Calls `each` with every position and the logits that the kernels have there.
+/// How far we are from the reference with a cache of one type.
+#[derive(Default)]
+pub struct Ours {
+    /// Of each position.
+    pub kl: Vec<f64>,
+    /// 1 where the first choice is the reference's, else 0, for each position.
+    pub agrees: Vec<f64>,
+}
+
+impl Ours {
+    pub fn push(&mut self, kl: f64, agrees: bool) {
+        self.kl.push(kl);
+        self.agrees.push(f64::from(u8::from(agrees)));
+    }
+}
+
+/// Calls `each` with every position and the logits that the kernels have there with either type of cache, in the order of
+/// [`KvType::ALL`].
 pub fn logits_of(
     file: &ModelFile,
     tokens: &[u32],
-    each: &mut dyn FnMut(usize, &[f32]) -> Outcome,
+    each: &mut dyn FnMut(usize, [&[f32]; 2]) -> Outcome,
 ) -> Outcome {
     let layers = DecoderConfig::from_gguf(file)?.layers;
-    let spec = ShardSpec {
-        layers: 0..layers,
-        rank: Rank::only(),
-        context: tokens.len() as u32,
-        slots: 1,
-        threads: 2,
+    let load = |kv_type| {
+        let spec = ShardSpec {
+            layers: 0..layers,
+            rank: Rank::only(),
+            context: tokens.len() as u32,
+            slots: 1,
+            kv_type,
+            threads: 2,
+        };
+        Shard::load(file, &spec, &mut |_| ())
     };
-    let mut shard = Shard::load(file, &spec, &mut |_| ())?;
+    let [mut f16, mut q8] = [load(KvType::F16)?, load(KvType::Q8)?];
     let request = Request {
         id: 1,
         prompt: tokens.to_vec(),
@@ -57,11 +79,14 @@ pub fn logits_of(
     for (number, run) in (1..).zip(tokens.chunks(MAX_RUN_TOKENS)) {
         ops.push(Op::Run { slot: 0, pos: pos as u32, tokens: run.to_vec(), want: Want::Nothing });
         let step = Step { number, ops: std::mem::take(&mut ops) };
-        assert!(shard.execute(&step, &[], &mut Vec::new())?.is_empty());
-        for row in 0..run.len() {
-            each(pos + row, shard.logits(row).ok_or("a row without logits")?)?;
+        for shard in [&mut f16, &mut q8] {
+            assert!(shard.execute(&step, &[], &mut Vec::new())?.is_empty());
+            assert!(shard.logits(run.len()).is_none());
         }
-        assert!(shard.logits(run.len()).is_none());
+        for row in 0..run.len() {
+            let none = "a row without logits";
+            each(pos + row, [f16.logits(row).ok_or(none)?, q8.logits(row).ok_or(none)?])?;
+        }
         pos += run.len();
     }
     Ok(())
@@ -73,9 +98,16 @@ pub fn sha256(file: &ModelFile) -> std::io::Result<String> {
     Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Fails if we are further from the reference than llama.cpp is. `kl`: of each position; `agrees`: 1 where the first
-/// choice is the reference's.
-pub fn judge(kl: &[f64], agrees: &[f64], llama_cpp: &Measured) {
+/// Fails if we are further from the reference than llama.cpp is, or with a cache of 8 bits further than `most_q8`, the mean
+/// divergence that is promised of this model, in nats.
+pub fn judge([f16, q8]: &[Ours; 2], llama_cpp: &Measured, most_q8: f64) {
+    println!(
+        "cache of 8 bits: mean KL to f32 {:.6}, top-1 {:.4}; {most_q8} is promised",
+        mean(&q8.kl),
+        mean(&q8.agrees)
+    );
+    assert!(mean(&q8.kl) <= most_q8, "a cache of 8 bits costs more than is promised");
+    let Ours { kl, agrees } = f16;
     assert_eq!((kl.len(), agrees.len()), (llama_cpp.kl.len(), llama_cpp.agrees.len()));
     let (mean_kl, top1) = (mean(kl), mean(agrees));
     let differences: Vec<f64> = kl.iter().zip(&llama_cpp.kl).map(|(ours, theirs)| ours - theirs).collect();

@@ -219,6 +219,7 @@ pub fn instance(now: &InstanceNow) -> api::Instance {
         };
         stages.map(stage).collect()
     });
+    let kv_type = placement.map_or(now.desired.kv_type, |placement| placement.kv_type);
     let total = placement.map(|placement| u64::from(placement.context) * u64::from(placement.slots));
     api::Instance {
         id: now.desired.id.to_string(),
@@ -233,7 +234,11 @@ pub fn instance(now: &InstanceNow) -> api::Instance {
         parallel: now.desired.parallel.to_string(),
         active: now.active,
         queued: now.queued,
-        kv: api::KvUse { used_tokens: now.kv_used_tokens, total_tokens: total },
+        kv: api::KvUse {
+            kv_type: super::plan::kv_type(kv_type),
+            used_tokens: now.kv_used_tokens,
+            total_tokens: total,
+        },
         head: placement.and_then(|placement| placement.head()).map(ToString::to_string),
         stages,
         created: Some(Timestamp::from_unix_ms(now.desired.created_unix_ms)),

@@ -10,11 +10,11 @@ use async_trait::async_trait;
 use shoal_model::config::DecoderConfig;
 use shoal_model::footprint::Footprint as ModelFootprint;
 use shoal_model::gguf::ModelFile;
-use shoal_scheduler::Footprint;
+use shoal_scheduler::{Footprint, KvType};
 use shoal_web::api::{ApiError, ErrorKind, ModelEntry, ModelState};
 use tokio_util::sync::CancellationToken;
 
-use super::footprint::footprint;
+use super::footprint::{self, footprint};
 use crate::exit::with_causes;
 use crate::store::{ModelBlob, ModelStore, Phase, Progress, StoreError};
 use crate::swarm::record::Download;
@@ -46,8 +46,8 @@ pub struct ModelFiles {
     stop: CancellationToken,
     downloads: Arc<Mutex<HashMap<String, Download>>>,
     listed: Arc<Mutex<Option<Listed>>>,
-    /// By digest, which says all of a file.
-    footprints: Arc<Mutex<HashMap<String, Footprint>>>,
+    /// By digest, which says all of a file, and by type of cache.
+    footprints: Arc<Mutex<HashMap<(String, KvType), Footprint>>>,
 }
 
 impl ModelFiles {
@@ -57,17 +57,18 @@ impl ModelFiles {
         ModelFiles { store: Arc::new(store), stop, downloads, listed, footprints }
     }
 
-    /// What the model is; it is fetched if it is not here.
-    pub async fn facts(&self, model: &str) -> Result<ModelFacts, ApiError> {
+    /// What the model is, with a cache of this type; it is fetched if it is not here.
+    pub async fn facts(&self, model: &str, kv_type: KvType) -> Result<ModelFacts, ApiError> {
         let blob = self.pull(model).await?;
-        if let Some(footprint) = lock(&self.footprints).get(&blob.digest) {
+        let key = (blob.digest.clone(), kv_type);
+        if let Some(footprint) = lock(&self.footprints).get(&key) {
             return Ok(ModelFacts { digest: blob.digest, footprint: footprint.clone() });
         }
         let wrong = |text: String| ApiError::new(ErrorKind::Invalid, "bad_model", text);
         let read = move || -> Result<Footprint, String> {
             let file = ModelFile::open(&blob.path).map_err(|error| error.to_string())?;
             let config = DecoderConfig::from_gguf(&file).map_err(|error| error.to_string())?;
-            Ok(footprint(&ModelFootprint::of(&file, &config)))
+            Ok(footprint(&ModelFootprint::of(&file, &config, footprint::kv_type(kv_type))))
         };
         let footprint =
             blocking(read).await?.map_err(|text| wrong(format!("{model} can't be run: {text}")))?;
@@ -75,7 +76,7 @@ impl ModelFiles {
         if footprints.len() >= REMEMBERED {
             footprints.clear();
         }
-        footprints.insert(blob.digest.clone(), footprint.clone());
+        footprints.insert(key, footprint.clone());
         Ok(ModelFacts { digest: blob.digest, footprint })
     }
 

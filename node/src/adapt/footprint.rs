@@ -2,12 +2,20 @@
 
 use shoal_model::footprint::Footprint as Model;
 use shoal_model::step::{MAX_DRAFT, MAX_RUN_TOKENS};
-use shoal_scheduler::Footprint;
+use shoal_scheduler::{Footprint, KvType};
 use shoal_transport::ring_bytes;
 
 use crate::engine::batch::QUEUE_LIMIT;
 use crate::engine::pipe::STEP_FRAME_BYTES;
 use crate::engine::session::SESSION_FRAME_BYTES;
+
+/// A type of cache in the model crate's words.
+pub fn kv_type(kv_type: KvType) -> shoal_model::KvType {
+    match kv_type {
+        KvType::F16 => shoal_model::KvType::F16,
+        KvType::Q8 => shoal_model::KvType::Q8,
+    }
+}
 
 /// Copies of a step's rows that a rank holds: the shard's input and output, and one message on each side.
 const ROW_COPIES: u64 = 4;

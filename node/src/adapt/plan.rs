@@ -36,7 +36,12 @@ fn needs(needs: &scheduler::Needs) -> api::Needs {
 }
 
 /// A preview of `model` as the document of the API.
-pub fn plan(model: &str, digest: &str, preview: &scheduler::Preview) -> api::Plan {
+pub fn plan(
+    model: &str,
+    digest: &str,
+    kv_type: scheduler::KvType,
+    preview: &scheduler::Preview,
+) -> api::Plan {
     let alternative = |other: &scheduler::Alternative| api::Alternative {
         parallel: other.parallel.to_string(),
         stages: stages(&other.stages),
@@ -56,6 +61,7 @@ pub fn plan(model: &str, digest: &str, preview: &scheduler::Preview) -> api::Pla
         digest: digest.to_owned(),
         context: preview.needs.context,
         slots: preview.needs.slots,
+        kv_type: self::kv_type(kv_type),
         fits: preview.outcome.is_ok(),
         reason,
         needs: needs(&preview.needs),
@@ -64,6 +70,14 @@ pub fn plan(model: &str, digest: &str, preview: &scheduler::Preview) -> api::Pla
         alternatives: preview.alternatives.iter().map(alternative).collect(),
         nodes: nodes(&preview.nodes),
         nearest: near,
+    }
+}
+
+/// A type of cache in the API's words.
+pub fn kv_type(kv_type: scheduler::KvType) -> api::KvType {
+    match kv_type {
+        scheduler::KvType::F16 => api::KvType::F16,
+        scheduler::KvType::Q8 => api::KvType::Q8,
     }
 }
 

@@ -8,7 +8,8 @@ use async_trait::async_trait;
 use sha2::{Digest, Sha256};
 use shoal_scheduler::consensus::{Consensus, ProposeError};
 use shoal_scheduler::{
-    Command, DEFAULT_SLOTS, Desired, InstanceId, NodeId, Parallel, Placement, PlanRequest, Stamp, preview,
+    Command, DEFAULT_SLOTS, Desired, InstanceId, KvType, KvTypeError, NodeId, Parallel, Placement,
+    PlanRequest, Stamp, preview,
 };
 use shoal_web::SwarmView;
 use shoal_web::api::{
@@ -115,8 +116,10 @@ impl LiveView {
         if slots == 0 || slots > MAX_SLOTS {
             return Err(invalid("slots", format!("slots must be 1 to {MAX_SLOTS}")));
         }
+        let kv_type = request.kv_type.as_deref().map_or(Ok(KvType::default()), str::parse);
+        let kv_type = kv_type.map_err(|error: KvTypeError| invalid("kv_type", error.to_string()))?;
         let nodes = self.named(&request.nodes)?;
-        let facts = self.files.facts(&request.model).await?;
+        let facts = self.files.facts(&request.model, kv_type).await?;
         if let Some(context) = request.context
             && context > facts.footprint.max_context
         {
@@ -127,6 +130,7 @@ impl LiveView {
             footprint: facts.footprint.clone(),
             context: request.context,
             slots,
+            kv_type,
             parallel,
             nodes,
         };
@@ -213,7 +217,7 @@ impl SwarmView for LiveView {
 
     async fn plan(&self, request: ServeRequest) -> Result<Plan, ApiError> {
         let (facts, wanted) = self.request(&request).await?;
-        Ok(plan::plan(&request.model, &facts.digest, &self.preview(&wanted)))
+        Ok(plan::plan(&request.model, &facts.digest, wanted.kv_type, &self.preview(&wanted)))
     }
 
     async fn serve(&self, request: ServeRequest) -> Result<Served, ApiError> {
@@ -238,6 +242,7 @@ impl SwarmView for LiveView {
             footprint: wanted.footprint,
             context: wanted.context,
             slots: wanted.slots,
+            kv_type: wanted.kv_type,
             parallel: wanted.parallel,
             nodes: wanted.nodes,
             stopped: false,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::Serialize;
+use shoal_scheduler::KvType;
 
 use super::floor::MemoryRead;
 use super::machine::{Machine, commit};
@@ -28,6 +29,7 @@ pub struct Report {
     prompt: u32,
     tokens: u32,
     sequences: u16,
+    kv_type: KvType,
     speculate: bool,
     reuse: bool,
     /// Tokens a second of each run; in `batch` of all sequences together.
@@ -109,6 +111,7 @@ impl Report {
             prompt,
             tokens,
             sequences: options.sequences,
+            kv_type: options.kv_type,
             speculate: options.speculate,
             reuse: options.reuse,
             tokens_per_s: percentile(&sorted, 50),
@@ -132,7 +135,7 @@ impl Report {
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![
             format!(
-                "{} of {} ({}), {} node(s) of {} thread(s), {}: {} sequence(s), prompt {}, {} tokens, {} runs",
+                "{} of {} ({}), {} node(s) of {} thread(s), {}: {} sequence(s), cache {}, prompt {}, {} tokens, {} runs",
                 self.bench,
                 self.model,
                 self.quant,
@@ -140,6 +143,7 @@ impl Report {
                 self.threads,
                 self.parallel,
                 self.sequences,
+                self.kv_type,
                 self.prompt,
                 self.tokens,
                 self.runs.len()

@@ -75,6 +75,9 @@ struct Common {
     /// How to split the model: auto, pipeline=N [default: a pipeline over all nodes]
     #[arg(long, value_name = "P")]
     parallel: Option<shoal_scheduler::Parallel>,
+    /// As what numbers keys and values are kept: f16 or q8
+    #[arg(long, value_name = "T", default_value_t = shoal_scheduler::KvType::F16)]
+    kv_type: shoal_scheduler::KvType,
     /// How many runs count; the median is the result
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
@@ -112,6 +115,7 @@ impl Bench {
             prompt: common.prompt.unwrap_or(prompt),
             tokens: common.tokens.unwrap_or(tokens),
             sequences,
+            kv_type: common.kv_type,
             speculate: common.speculate,
             reuse: common.reuse,
             nodes: common.nodes,

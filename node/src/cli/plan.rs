@@ -17,6 +17,7 @@ const EXAMPLES: &str = "\
 Examples:
   shoal plan smollm2-135m                         where would it go?
   shoal plan smollm2-135m --context 8192          what does a longer context take?
+  shoal plan smollm2-135m --kv-type q8            and with keys and values in 8 bits?
   shoal plan smollm2-135m --parallel pipeline=2 --json
 
 Exit code 0 if it fits, 4 if not: then each node's line says what it lacks.";
@@ -63,11 +64,12 @@ fn lines(plan: &PlanDocument, paint: Paint) -> Vec<String> {
     lines.extend(plan.reason.iter().map(|reason| format!("  {}", printable(&reason.message))));
     let needs = &plan.needs;
     lines.push(format!(
-        "  needs {} of layers, {} of embedding, {} of output head, {} of KV cache, and {} of scratch on each node",
+        "  needs {} of layers, {} of embedding, {} of output head, {} of KV cache ({}), and {} of scratch on each node",
         show_bytes(needs.layer_bytes),
         show_bytes(needs.embedding_bytes),
         show_bytes(needs.head_bytes),
         show_bytes(needs.kv_bytes),
+        plan.kv_type,
         show_bytes(needs.scratch_bytes)
     ));
     if !plan.stages.is_empty() {

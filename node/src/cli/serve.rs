@@ -29,6 +29,9 @@ pub(super) struct Request {
     /// Requests at once [default: 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     slots: Option<u16>,
+    /// As what numbers keys and values are kept: f16, or q8 (8 bits: half the memory, slightly other answers) [default: f16]
+    #[arg(long, value_name = "T")]
+    kv_type: Option<shoal_scheduler::KvType>,
     /// How to split it: auto or pipeline=N (N stages); tensor=N is not built yet [default: auto]
     #[arg(long, value_name = "P")]
     parallel: Option<shoal_scheduler::Parallel>,
@@ -43,6 +46,7 @@ impl Request {
             model: self.model.clone(),
             context: self.context,
             slots: self.slots,
+            kv_type: self.kv_type.map(|kv_type| kv_type.to_string()),
             parallel: self.parallel.map(|parallel| parallel.to_string()),
             nodes: self.nodes.clone(),
         }

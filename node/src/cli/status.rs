@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use shoal_web::api::{Instance, InstanceState, LinkKind, LinkState, NodeRole, NodeState, Swarm, Timestamp};
+use shoal_web::api::{
+    Instance, InstanceState, KvType, LinkKind, LinkState, NodeRole, NodeState, Swarm, Timestamp,
+};
 
 use super::{print_json, print_lines};
 use crate::client::wait::node_name;
@@ -132,6 +134,9 @@ fn instances(swarm: &Swarm, paint: Paint) -> Vec<String> {
         };
         let context = instance.context.map_or("?".to_owned(), |context| context.to_string());
         let mut line = format!("{}: {state}, context {context} x {} slots", instance.id, instance.slots);
+        if instance.kv.kv_type != KvType::F16 {
+            line.push_str(&format!(", cache {}", instance.kv.kv_type));
+        }
         if let (Some(active), Some(queued)) = (instance.active, instance.queued) {
             line.push_str(&format!(", {active} active, {queued} queued"));
         }

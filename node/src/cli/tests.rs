@@ -56,6 +56,8 @@ fn values_that_make_no_sense_are_usage_errors() {
         "shoal serve",
         "shoal serve m --slots 0",
         "shoal serve m --parallel sideways",
+        "shoal serve m --kv-type q4",
+        "shoal bench decode --kv-type f32",
         "shoal demo --context 1",
         "shoal open soon",
         "shoal bench decode --runs 0",

@@ -3,7 +3,7 @@
 //! Asked of the scheduler's own placement rules, so that what is computed here is what will be decided there.
 
 use shoal_scheduler::placement::place;
-use shoal_scheduler::{Footprint, NodeId, NodeOffer, Parallel, PlanRequest, Reach, Topology};
+use shoal_scheduler::{Footprint, KvType, NodeId, NodeOffer, Parallel, PlanRequest, Reach, Topology};
 
 /// Offers differ by this much from node to node, in per mille, so that the split by memory shows.
 const STEP_PER_MILLE: u64 = 30;
@@ -76,6 +76,7 @@ fn fits(footprint: &Footprint, offers: &[u64], parallel: Parallel, context: u32,
         footprint: footprint.clone(),
         context: Some(context),
         slots,
+        kv_type: KvType::default(),
         parallel,
         nodes: Vec::new(),
     };

@@ -47,8 +47,8 @@ pub struct Versions {
 }
 
 impl Versions {
-    /// What this build speaks.
-    pub const OURS: Self = Self { lowest: 0, highest: 0 };
+    /// What this build speaks. Since 1 instances and placements say their type of cache, which 0 cannot read.
+    pub const OURS: Self = Self { lowest: 1, highest: 1 };
 
     /// The newest that both speak.
     #[must_use]

@@ -21,6 +21,7 @@ use shoal_transport::{Channel, Wait};
 use tokio::runtime::Handle;
 
 use super::{HeadDoor, Job};
+use crate::adapt;
 use crate::channels::{Channels, Target, Use};
 use crate::engine::batch::{Batch, QUEUE_LIMIT};
 use crate::engine::head::{Head, Pipes};
@@ -106,6 +107,7 @@ fn load(job: &Job, path: &std::path::Path, status: &Status) -> Result<Loaded, Fa
         rank: Rank::only(),
         context: job.placement.context,
         slots: job.placement.slots,
+        kv_type: adapt::footprint::kv_type(job.placement.kv_type),
         threads: job.threads,
     };
     let scribe = || {

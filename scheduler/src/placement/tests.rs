@@ -67,6 +67,7 @@ impl Table {
             footprint: self.footprint.clone(),
             context: None,
             slots: 1,
+            kv_type: KvType::F16,
             parallel: Parallel::Auto,
             nodes: Vec::new(),
         };
@@ -126,6 +127,7 @@ fn taking(node: &str, bytes: u64) -> Placement {
         epoch: Epoch { number: 0, group: GroupId(0), n: 0 },
         context: 1,
         slots: 1,
+        kv_type: KvType::F16,
         stages: vec![stage],
     }
 }
@@ -228,8 +230,14 @@ fn swarm() -> impl Strategy<Value = (Footprint, Topology, PlanRequest)> {
     let parallel = prop_oneof![3 => Just(Parallel::Auto), 2 => (1u16..8).prop_map(Parallel::Pipeline)];
     (footprint, nodes, prop::option::of(1u32..300), 1u16..4, parallel).prop_map(
         |(footprint, topology, context, slots, parallel)| {
-            let request =
-                PlanRequest { footprint: footprint.clone(), context, slots, parallel, nodes: Vec::new() };
+            let request = PlanRequest {
+                footprint: footprint.clone(),
+                context,
+                slots,
+                kv_type: KvType::F16,
+                parallel,
+                nodes: Vec::new(),
+            };
             (footprint, topology, request)
         },
     )
@@ -333,8 +341,14 @@ fn a_thousand_nodes_are_placed_at_once() {
         max_context: 131_072,
         ..Footprint::default()
     };
-    let request =
-        PlanRequest { footprint, context: None, slots: 4, parallel: Parallel::Auto, nodes: Vec::new() };
+    let request = PlanRequest {
+        footprint,
+        context: None,
+        slots: 4,
+        kv_type: KvType::F16,
+        parallel: Parallel::Auto,
+        nodes: Vec::new(),
+    };
     let island = |i: usize| (0..1000).filter(|j| j % 4 == i % 4).map(|j| id(&format!("n{j}"))).collect();
     for (what, walls, bytes) in [
         ("one network", false, 3u64 << 30),

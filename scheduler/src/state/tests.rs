@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Footprint, Parallel, Stage};
+use crate::{Footprint, KvType, Parallel, Stage};
 
 fn node(n: u8) -> NodeId {
     format!("node{n}").parse().unwrap()
@@ -19,6 +19,7 @@ fn desired(n: u8, slots: u16) -> Desired {
         footprint: Footprint { layer_bytes: vec![1, 2], max_context: 100, ..Footprint::default() },
         context: None,
         slots,
+        kv_type: KvType::F16,
         parallel: Parallel::Auto,
         nodes: Vec::new(),
         stopped: false,
@@ -40,6 +41,7 @@ fn placed(state: &State, n: u8, ranks: &[u8]) -> Placement {
         epoch: state.next_epoch(0),
         context: 10,
         slots: 1,
+        kv_type: KvType::F16,
         stages: ranks.iter().map(stage).collect(),
     }
 }
@@ -175,6 +177,23 @@ proptest! {
         let json = serde_json::to_string(&life.state).unwrap();
         prop_assert_eq!(serde_json::from_str::<State>(&json).unwrap(), life.state);
     }
+}
+
+/// What was recorded before there was more than one type of cache.
+#[test]
+fn records_without_a_type_of_cache_mean_f16() {
+    let mut life = Life::new(1, 0);
+    life.apply(Command::Desire(Desired { kv_type: KvType::Q8, ..desired(1, 2) }));
+    let placement = Placement { kv_type: KvType::Q8, ..placed(&life.state, 1, &[1]) };
+    life.apply(Command::Place(placement));
+    let mut json = serde_json::to_value(&life.state).unwrap();
+    let id = instance(1);
+    for map in ["instances", "placements"] {
+        let record = json[map][id.as_str()].as_object_mut().unwrap();
+        assert_eq!(record.remove("kv_type").unwrap(), "q8");
+    }
+    let old: State = serde_json::from_value(json).unwrap();
+    assert_eq!((old.instances[&id].kv_type, old.placements[&id].kv_type), (KvType::F16, KvType::F16));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use shoal_web::SwarmView;
 use shoal_web::api::{
-    ApiError, ErrorKind, Instance, InstanceState, KvUse, LayerRange, ModelEntry, ModelState, Needs,
+    ApiError, ErrorKind, Instance, InstanceState, KvType, KvUse, LayerRange, ModelEntry, ModelState, Needs,
     OpenWindow, Plan, PlanNode, PlanRank, PlanRequest, PlanStage, PullRequest, Rank, RankState, Reason,
     Schema, ServeRequest, Served, Stage, Swarm, Timestamp,
 };
@@ -112,6 +112,14 @@ fn known(model: &str) -> Result<(), ApiError> {
         .fix("See what there is with: shoal models list"))
 }
 
+fn kv_type(asked: Option<&str>) -> Result<KvType, ApiError> {
+    let all = [KvType::F16, KvType::Q8];
+    let Some(asked) = asked else { return Ok(KvType::F16) };
+    all.into_iter().find(|kv_type| kv_type.to_string() == asked).ok_or_else(|| {
+        ApiError::new(ErrorKind::Invalid, "invalid_kv_type", format!("{asked:?} is no type of KV cache"))
+    })
+}
+
 #[async_trait]
 impl SwarmView for ScriptedSwarm {
     fn swarm(&self) -> Swarm {
@@ -148,6 +156,7 @@ impl SwarmView for ScriptedSwarm {
             digest: "6b".repeat(32),
             context: request.context.unwrap_or(4096),
             slots: request.slots.unwrap_or(4),
+            kv_type: kv_type(request.kv_type.as_deref())?,
             fits: why_not.is_none(),
             reason: why_not.as_ref().map(|_| Reason {
                 code: "memory".to_owned(),
@@ -173,6 +182,7 @@ impl SwarmView for ScriptedSwarm {
 
     async fn serve(&self, request: ServeRequest) -> Result<Served, ApiError> {
         known(&request.model)?;
+        let kv_type = kv_type(request.kv_type.as_deref())?;
         self.change(|swarm| {
             let parallel = request.parallel.unwrap_or_else(|| "auto".into());
             let stages = split(swarm, &parallel);
@@ -206,7 +216,7 @@ impl SwarmView for ScriptedSwarm {
                 parallel,
                 active: None,
                 queued: None,
-                kv: KvUse::default(),
+                kv: KvUse { kv_type, ..KvUse::default() },
                 head: stages.first().and_then(|stage| stage.ranks.first()).map(|rank| rank.node.clone()),
                 stages: stages.iter().map(stage).collect(),
                 created: Some(Timestamp::now()),

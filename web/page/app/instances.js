@@ -146,7 +146,8 @@ function card(item, { onChat }) {
       const known = used !== null && total !== null;
       setHidden(kv.root.parentElement, !known);
       if (known) {
-        const text = `KV cache: ${count(used)} of ${count(total)} tokens`;
+        const type = instance.kv.type === "q8" ? " in 8 bits" : "";
+        const text = `KV cache${type}: ${count(used)} of ${count(total)} tokens`;
         kv.update(percent(used, total), text);
         setText(kvText, text);
       }

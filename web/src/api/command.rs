@@ -15,6 +15,9 @@ pub struct ServeRequest {
     /// Requests at once; absent: 4.
     #[serde(default)]
     pub slots: Option<u16>,
+    /// As what numbers keys and values are kept: `f16` or `q8`; absent: `f16`.
+    #[serde(default)]
+    pub kv_type: Option<String>,
     /// `auto`, `pipeline=N`, `tensor=N` or `tensor=SxR`; absent: `auto`.
     #[serde(default)]
     pub parallel: Option<String>,

@@ -69,12 +69,35 @@ pub struct Reason {
     pub fix: Option<String>,
 }
 
-/// Positions of an instance's KV cache.
+/// As what numbers an instance keeps keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvType {
+    /// Floating-point numbers of 16 bits.
+    #[default]
+    F16,
+    /// Integers of 8 bits with factors.
+    Q8,
+}
+
+impl std::fmt::Display for KvType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            KvType::F16 => "f16",
+            KvType::Q8 => "q8",
+        })
+    }
+}
+
+/// An instance's KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvUse {
-    /// Those that hold something.
+    /// As what its numbers are kept.
+    #[serde(rename = "type", default)]
+    pub kv_type: KvType,
+    /// Positions that hold something.
     pub used_tokens: Option<u64>,
-    /// All: context times slots.
+    /// All positions: context times slots.
     pub total_tokens: Option<u64>,
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Document, LayerRange, Reason, Schema};
+use super::{Document, KvType, LayerRange, Reason, Schema};
 
 /// Where a model would go now. Nothing is changed by asking.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,6 +17,9 @@ pub struct Plan {
     pub context: u32,
     /// Requests at once that the plan is for.
     pub slots: u16,
+    /// The type of KV cache that the plan is for.
+    #[serde(default)]
+    pub kv_type: KvType,
     /// Whether it can be placed.
     pub fits: bool,
     /// What stands in the way; null if it fits.

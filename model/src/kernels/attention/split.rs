@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
-use half::f16;
-
+use super::super::cache::{FACTOR_DIMS, Kept};
 use super::super::lanes::{Kernel, LANES, Lanes};
 use super::super::tiles::LINE;
-use super::{Attention, SPLIT, View};
+use super::{Attention, Page, SPLIT, View};
 use crate::kv::PAGE;
 
 /// Queries whose scores are computed together: each element of the cache that is read serves all of them.
@@ -58,14 +57,14 @@ impl Partial {
 const NOTHING: (f32, f32) = (f32::NEG_INFINITY, 0.0);
 
 /// Reduces one split for all queries of an attention.
-pub(super) struct Reduce<'a, 'b> {
-    pub(super) attention: &'a Attention<'b>,
+pub(super) struct Reduce<'a, 'b, E> {
+    pub(super) attention: &'a Attention<'b, E>,
     pub(super) split: usize,
     pub(super) scores: &'a mut [[f32; SPLIT]],
     pub(super) partial: &'a mut Partial,
 }
 
-impl Kernel for Reduce<'_, '_> {
+impl<E: Kept> Kernel for Reduce<'_, '_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -84,7 +83,7 @@ impl Kernel for Reduce<'_, '_> {
     }
 }
 
-impl<'b> Reduce<'_, 'b> {
+impl<'b, E: Kept> Reduce<'_, 'b, E> {
     /// Reduces `N` queries from `first` on.
     #[inline(always)]
     fn reduce<L: Lanes, const N: usize>(&mut self, lanes: L, first: usize) -> usize {
@@ -122,32 +121,48 @@ impl<'b> Reduce<'_, 'b> {
         let at_once = if L::ACCUMULATORS >= 16 { POSITION_GROUPS } else { 1 };
         let pages = seen.start / PAGE..seen.end.div_ceil(PAGE);
         for page in pages.clone() {
-            let (keys, _) = self.page(page);
+            let Page { keys, key_factors, .. } = self.page(page);
             let next = self.ahead(&pages, page - pages.start);
             // A row for each dimension, the positions in groups of sixteen.
             let rows = &keys.as_chunks::<LANES>().0.as_chunks::<POSITION_GROUPS>().0[..dim];
+            let factors = key_factors.as_chunks::<LANES>().0.as_chunks::<POSITION_GROUPS>().0;
             let next = next.as_chunks::<LANES>().0;
+            let block = if E::FACTORS { FACTOR_DIMS } else { dim };
             for groups in (0..POSITION_GROUPS).step_by(at_once) {
-                let mut sums = [[lanes.splat(0.0); POSITION_GROUPS]; N];
-                for d in 0..dim {
-                    // Evenly over all passes: memory takes only so many requests at a time.
-                    let ahead = groups * dim + d * at_once;
-                    prefetch(lanes, next[ahead..ahead + at_once].as_flattened());
-                    let mut keys = [lanes.splat(0.0); POSITION_GROUPS];
-                    for group in 0..at_once {
-                        keys[group] = lanes.load_f16(&rows[d][groups + group]);
-                    }
-                    for n in 0..N {
-                        let element = lanes.splat(queries[n][d]);
+                let mut totals = [[lanes.splat(0.0); POSITION_GROUPS]; N];
+                for (index, rows) in rows.chunks(block).enumerate() {
+                    let mut sums = [[lanes.splat(0.0); POSITION_GROUPS]; N];
+                    for (d, row) in rows.iter().enumerate() {
+                        let d = index * block + d;
+                        // Evenly over all passes: memory takes only so many requests at a time.
+                        let ahead = groups * dim + d * at_once;
+                        prefetch(lanes, next[ahead..ahead + at_once].as_flattened());
+                        let mut keys = [lanes.splat(0.0); POSITION_GROUPS];
                         for group in 0..at_once {
-                            sums[n][group] = lanes.fma(element, keys[group], sums[n][group]);
+                            keys[group] = E::load(lanes, &row[groups + group]);
+                        }
+                        for n in 0..N {
+                            let element = lanes.splat(queries[n][d]);
+                            for group in 0..at_once {
+                                sums[n][group] = lanes.fma(element, keys[group], sums[n][group]);
+                            }
+                        }
+                    }
+                    if !E::FACTORS {
+                        totals = sums;
+                        break;
+                    }
+                    for group in 0..at_once {
+                        let factor = lanes.load(&factors[index][groups + group]);
+                        for n in 0..N {
+                            totals[n][group] = lanes.fma(sums[n][group], factor, totals[n][group]);
                         }
                     }
                 }
-                for (sums, scores) in sums.iter().zip(self.scores.iter_mut()) {
+                for (totals, scores) in totals.iter().zip(self.scores.iter_mut()) {
                     let places = scores.as_chunks_mut::<LANES>().0;
-                    for (group, &sum) in sums.iter().enumerate().take(at_once) {
-                        lanes.store(&mut places[page * POSITION_GROUPS + groups + group], sum);
+                    for (group, &score) in totals.iter().enumerate().take(at_once) {
+                        lanes.store(&mut places[page * POSITION_GROUPS + groups + group], score);
                     }
                 }
             }
@@ -157,27 +172,27 @@ impl<'b> Reduce<'_, 'b> {
     /// What is read [`AHEAD`] pages after the split's `at`-th: its keys come first, then its values, then the keys of the next
     /// split, or of the next head. Where nothing follows, something that is there.
     #[inline(always)]
-    fn ahead(&self, pages: &Range<usize>, at: usize) -> &'b [f16] {
+    fn ahead(&self, pages: &Range<usize>, at: usize) -> &'b [E] {
         let (at, count) = (at + AHEAD, pages.len());
         if at < count {
-            return self.page(pages.start + at).0;
+            return self.page(pages.start + at).keys;
         }
         if at < 2 * count {
-            return self.page(pages.start + at - count).1;
+            return self.page(pages.start + at - count).values;
         }
         let view = self.attention.view;
         let following = (self.split + 1) * (SPLIT / PAGE) + at - 2 * count;
         if following < view.pages.len() {
-            return view.page(following).0;
+            return view.page(following).keys;
         }
         let next_head = (view.kv_head + 1).min(view.heads.kv_heads - 1);
         let first = self.attention.splits().start * (SPLIT / PAGE) + at - 2 * count;
-        View { kv_head: next_head, ..view }.page(first.min(view.pages.len() - 1)).0
+        View { kv_head: next_head, ..view }.page(first.min(view.pages.len() - 1)).keys
     }
 
-    /// The keys and the values of a page of the split.
+    /// A page of the split.
     #[inline(always)]
-    fn page(&self, page: usize) -> (&'b [f16], &'b [f16]) {
+    fn page(&self, page: usize) -> Page<'b, E> {
         self.attention.view.page(self.split * (SPLIT / PAGE) + page)
     }
 
@@ -216,7 +231,9 @@ impl<'b> Reduce<'_, 'b> {
         for page in pages.clone() {
             let positions = seen.start.max(page * PAGE)..seen.end.min((page + 1) * PAGE);
             let skip = (positions.start - page * PAGE) * vectors + start;
-            let rows = self.page(page).1.as_chunks::<LANES>().0[skip..].chunks(vectors);
+            let Page { values, value_factors, .. } = self.page(page);
+            let rows = values.as_chunks::<LANES>().0[skip..].chunks(vectors);
+            let blocks = self.attention.view.heads.factor_blocks();
             let next = self.ahead(&pages, pages.len() + page - pages.start);
             let next = next.as_chunks::<LANES>().0[skip..].chunks(vectors);
             for ((position, row), next) in positions.zip(rows).zip(next) {
@@ -226,7 +243,14 @@ impl<'b> Reduce<'_, 'b> {
                 prefetch(lanes, next.as_flattened());
                 let mut values = [lanes.splat(0.0); W];
                 for (value, numbers) in values.iter_mut().zip(row) {
-                    *value = lanes.load_f16(numbers);
+                    *value = E::load(lanes, numbers);
+                }
+                if E::FACTORS {
+                    let factors = &value_factors[position % PAGE * blocks..][..blocks];
+                    for (vector, value) in values.iter_mut().enumerate() {
+                        let factor = factors[(start + vector) * LANES / FACTOR_DIMS];
+                        *value = lanes.mul(*value, lanes.splat(factor));
+                    }
                 }
                 for n in 0..N {
                     let weight = lanes.splat(weights[n][position % SPLIT]);
@@ -249,7 +273,7 @@ impl<'b> Reduce<'_, 'b> {
 
 /// Asks for a row before it is read.
 #[inline(always)]
-fn prefetch<L: Lanes>(lanes: L, row: &[f16]) {
+fn prefetch<L: Lanes, E>(lanes: L, row: &[E]) {
     let at = row.as_ptr().cast::<u8>();
     for offset in (0..size_of_val(row)).step_by(LINE) {
         lanes.prefetch(at.wrapping_add(offset));

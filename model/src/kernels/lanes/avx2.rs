@@ -77,6 +77,15 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> Self::F32 {
+        let at = from.as_ptr();
+        instruction!([
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()))),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.add(8).cast())))
+        ])
+    }
+
+    #[inline(always)]
     fn store_f16(self, to: &mut [f16; LANES], [a, b]: Self::F32) {
         let at = to.as_mut_ptr().cast::<__m128i>();
         instruction!({

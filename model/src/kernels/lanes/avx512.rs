@@ -67,6 +67,11 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> Self::F32 {
+        instruction!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))))
+    }
+
+    #[inline(always)]
     fn store_f16(self, to: &mut [f16; LANES], numbers: Self::F32) {
         instruction!(_mm256_storeu_si256(
             to.as_mut_ptr().cast(),

@@ -106,6 +106,21 @@ impl<const DOTPROD: bool> Lanes for Neon<DOTPROD> {
     }
 
     #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> Self::F32 {
+        instruction!({
+            let bytes = vld1q_s8(from.as_ptr());
+            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
+            let quarters = [
+                vmovl_s16(vget_low_s16(low)),
+                vmovl_high_s16(low),
+                vmovl_s16(vget_low_s16(high)),
+                vmovl_high_s16(high),
+            ];
+            quarters.map(|quarter| vcvtq_f32_s32(quarter))
+        })
+    }
+
+    #[inline(always)]
     fn store_f16(self, to: &mut [f16; LANES], numbers: Self::F32) {
         let at = to.as_mut_ptr().cast::<u16>();
         for (i, numbers) in numbers.into_iter().enumerate() {

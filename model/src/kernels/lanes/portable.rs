@@ -39,6 +39,11 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> Self::F32 {
+        from.map(f32::from)
+    }
+
+    #[inline(always)]
     fn store_f16(self, to: &mut [f16; LANES], numbers: Self::F32) {
         *to = numbers.map(f16::from_f32);
     }

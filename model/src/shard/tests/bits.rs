@@ -2,11 +2,12 @@
 
 use super::pipeline::{Layout, answer, open, open_bytes};
 use crate::gguf::TensorType;
+use crate::kv::KvType;
 use crate::synthetic::SyntheticModel;
 
 /// Layouts that differ from the plain one in one thing each, and in all at once.
-pub(super) fn layouts(layers: u32) -> Vec<Layout> {
-    let plain = Layout::plain(layers);
+pub(super) fn layouts(kv_type: KvType, layers: u32) -> Vec<Layout> {
+    let plain = Layout::with(kv_type, layers);
     let even = |stages: u32| (0..=stages).map(|stage| stage * layers / stages).collect::<Vec<_>>();
     vec![
         Layout { chunk: 1, ..plain.clone() },
@@ -26,9 +27,13 @@ fn prompt(length: u32) -> Vec<u32> {
 }
 
 fn same_bits(model: &SyntheticModel, prompt: &[u32], count: usize) {
+    same_bits_with(KvType::F16, model, prompt, count);
+}
+
+fn same_bits_with(kv_type: KvType, model: &SyntheticModel, prompt: &[u32], count: usize) {
     let file = open(model);
-    let plain = answer(&file, &Layout::plain(model.layers), prompt, count);
-    for layout in layouts(model.layers) {
+    let plain = answer(&file, &Layout::with(kv_type, model.layers), prompt, count);
+    for layout in layouts(kv_type, model.layers) {
         let other = answer(&file, &layout, prompt, count);
         assert_eq!(other, plain, "{}: {layout:?}", model.matrices);
     }
@@ -36,7 +41,17 @@ fn same_bits(model: &SyntheticModel, prompt: &[u32], count: usize) {
 
 #[test]
 fn same_bits_over_two_blocks_of_attention() {
-    same_bits(&SyntheticModel::default(), &prompt(300), 12);
+    for kv_type in KvType::ALL {
+        same_bits_with(kv_type, &SyntheticModel::default(), &prompt(300), 12);
+    }
+}
+
+#[test]
+fn a_cache_of_another_type_is_another_function() {
+    let model = SyntheticModel::default();
+    let file = open(&model);
+    let of = |kv_type| answer(&file, &Layout::with(kv_type, model.layers), &prompt(20), 4).logits_sha256;
+    assert_ne!(of(KvType::F16), of(KvType::Q8));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What is not finite ends its own request and nothing else.
 
 use super::pipeline::{Pipeline, open, open_bytes, request};
+use crate::kv::KvType;
 use crate::part::Rank;
 use crate::sampling::{SampleError, Sampling};
 use crate::shard::{LoadError, Shard, ShardSpec};
@@ -33,12 +34,13 @@ fn with_a_broken_token() -> Vec<u8> {
 #[test]
 fn a_broken_row_ends_its_request_and_the_others_of_the_batch_go_on() {
     let file = open_bytes(&with_a_broken_token());
-    for cuts in [vec![0, 6], vec![0, 2, 6], vec![0, 1, 2, 6]] {
-        let mut alone = Pipeline::load(&file, &cuts, 16, 3, 1);
+    let cuts = [vec![0, 6], vec![0, 2, 6], vec![0, 1, 2, 6]];
+    for (cuts, kv_type) in cuts.iter().flat_map(|cuts| KvType::ALL.map(|kv_type| (cuts, kv_type))) {
+        let mut alone = Pipeline::with(kv_type, &file, cuts, (16, 3), 1);
         let mut ops = Vec::from(ask(0, &[3, 4, 5], Want::Sample));
         let expected = alone.step(ops.clone()).unwrap();
 
-        let mut pipeline = Pipeline::load(&file, &cuts, 16, 3, 1);
+        let mut pipeline = Pipeline::with(kv_type, &file, cuts, (16, 3), 1);
         // One breaks where its token is wanted, another in the middle of its prompt.
         ops.splice(0..0, ask(1, &[7, 200], Want::Sample));
         ops.push(Op::Admit { slot: 2, request: request(vec![200, 1, 2], Sampling::GREEDY) });
@@ -57,7 +59,14 @@ fn a_broken_row_ends_its_request_and_the_others_of_the_batch_go_on() {
 
 #[test]
 fn activations_that_come_broken_are_handed_on_as_such() {
-    let spec = ShardSpec { layers: 2..4, rank: Rank::only(), context: 8, slots: 2, threads: 1 };
+    let spec = ShardSpec {
+        layers: 2..4,
+        rank: Rank::only(),
+        context: 8,
+        slots: 2,
+        kv_type: KvType::F16,
+        threads: 1,
+    };
     let mut middle = Shard::load(&open(&SyntheticModel::default()), &spec, &mut |_| {}).unwrap();
     let mut ops = Vec::from(ask(0, &[1], Want::Sample));
     ops.extend(ask(1, &[1], Want::Sample));
@@ -93,7 +102,14 @@ fn broken_weights_are_faults_of_each_request_or_of_the_file() {
     let mut bytes = model.gguf().bytes();
     let place = open(&model).tensor("output_norm.weight").unwrap().range().start;
     bytes[place..place + 4].copy_from_slice(&f32::NAN.to_le_bytes());
-    let spec = ShardSpec { layers: 5..6, rank: Rank::only(), context: 8, slots: 1, threads: 1 };
+    let spec = ShardSpec {
+        layers: 5..6,
+        rank: Rank::only(),
+        context: 8,
+        slots: 1,
+        kv_type: KvType::F16,
+        threads: 1,
+    };
     let loaded = Shard::load(&open_bytes(&bytes), &spec, &mut |_| {});
     assert!(matches!(loaded, Err(LoadError::NotFinite { .. })));
 }

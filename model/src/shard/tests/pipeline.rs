@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::collective::local;
 use crate::gguf::ModelFile;
+use crate::kv::KvType;
 use crate::part::Rank;
 use crate::sampling::Sampling;
 use crate::shard::{Shard, ShardSpec, StepError};
@@ -47,12 +48,19 @@ pub(super) struct Layout {
     pub(super) chunk: usize,
     /// Other requests in the batch.
     pub(super) mates: u16,
+    /// How the cache keeps its numbers: the one thing that shows.
+    pub(super) kv_type: KvType,
 }
 
 impl Layout {
     /// One stage, one thread, one sequence, the longest runs.
     pub(super) fn plain(layers: u32) -> Layout {
-        Layout { cuts: vec![0, layers], shares: vec![1], threads: 1, chunk: 128, mates: 0 }
+        Layout::with(KvType::F16, layers)
+    }
+
+    /// The same with a cache of any type.
+    pub(super) fn with(kv_type: KvType, layers: u32) -> Layout {
+        Layout { cuts: vec![0, layers], shares: vec![1], threads: 1, chunk: 128, mates: 0, kv_type }
     }
 }
 
@@ -64,23 +72,34 @@ pub(super) struct Pipeline {
 
 impl Pipeline {
     pub(super) fn load(file: &ModelFile, cuts: &[u32], context: u32, slots: u16, threads: usize) -> Pipeline {
-        Pipeline::load_ranks(file, cuts, &[1], context, slots, threads)
+        Pipeline::with(KvType::F16, file, cuts, (context, slots), threads)
+    }
+
+    /// The same with a cache of any type.
+    pub(super) fn with(
+        kv_type: KvType,
+        file: &ModelFile,
+        cuts: &[u32],
+        room: (u32, u16),
+        threads: usize,
+    ) -> Pipeline {
+        Pipeline::load_ranks(kv_type, file, cuts, &[1], room, threads)
     }
 
     /// With several ranks in each stage.
     pub(super) fn load_ranks(
+        kv_type: KvType,
         file: &ModelFile,
         cuts: &[u32],
         shares: &[u32],
-        context: u32,
-        slots: u16,
+        (context, slots): (u32, u16),
         threads: usize,
     ) -> Pipeline {
         let stages = cuts.windows(2).map(|cut| {
             let mut group = local(shares.len()).into_iter();
             let rank = |index| {
                 let rank = Rank { index, shares: shares.to_vec() };
-                let spec = ShardSpec { layers: cut[0]..cut[1], rank, context, slots, threads };
+                let spec = ShardSpec { layers: cut[0]..cut[1], rank, context, slots, kv_type, threads };
                 let mut shard = Shard::load(file, &spec, &mut |_| {}).unwrap();
                 if shares.len() > 1 {
                     shard.join(group.next().unwrap());
@@ -134,8 +153,9 @@ pub(super) struct Answer {
 /// Answers `prompt` with `count` tokens, computed as `layout` says; batch mates run prompts of their own beside it.
 pub(super) fn answer(file: &ModelFile, layout: &Layout, prompt: &[u32], count: usize) -> Answer {
     let context = (prompt.len() + count + 8) as u32;
-    let Layout { cuts, shares, threads, mates, .. } = layout;
-    let mut pipeline = Pipeline::load_ranks(file, cuts, shares, context, mates + 1, *threads);
+    let Layout { cuts, shares, threads, mates, kv_type, .. } = layout;
+    let room = (context, mates + 1);
+    let mut pipeline = Pipeline::load_ranks(*kv_type, file, cuts, shares, room, *threads);
     let ours = layout.mates / 2;
     let admit =
         |slot, prompt: &[u32]| Op::Admit { slot, request: request(prompt.to_vec(), Sampling::GREEDY) };

@@ -6,6 +6,7 @@ use super::bits::layouts;
 use super::pipeline::{Layout, answer};
 use super::tensor::logits;
 use crate::gguf::ModelFile;
+use crate::kv::KvType;
 use crate::reference::{Decoder, Device};
 use crate::tokenizer::Tokenizer;
 
@@ -36,9 +37,11 @@ fn the_real_model_knows_the_capital_of_france() {
 fn the_real_model_has_the_same_bits_however_it_is_computed() {
     let Some(file) = model() else { return };
     let prompt: Vec<u32> = (0..40).map(|i| (i * i * 97 + 300) % 49_000).collect();
-    let plain = answer(&file, &Layout::plain(30), &prompt, 6);
-    for layout in layouts(30) {
-        assert_eq!(answer(&file, &layout, &prompt, 6), plain, "{layout:?}");
+    for kv_type in KvType::ALL {
+        let plain = answer(&file, &Layout::with(kv_type, 30), &prompt, 6);
+        for layout in layouts(kv_type, 30) {
+            assert_eq!(answer(&file, &layout, &prompt, 6), plain, "{layout:?}");
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::pipeline::open;
 use crate::decoder::{Decoder, Loading, Rows};
 use crate::gguf::{ModelFile, TensorType};
+use crate::kv::KvType;
 use crate::synthetic::SyntheticModel;
 
 struct Reference {
@@ -116,6 +117,7 @@ fn agrees_with_a_reference_in_f64() {
             rank: crate::part::Rank::only(),
             context: 64,
             slots: 2,
+            kv_type: KvType::F16,
             threads: 1,
             rows: 130,
             sampled: 4,

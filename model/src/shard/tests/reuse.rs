@@ -2,6 +2,7 @@
 
 use super::pipeline::{Layout, Pipeline, answer, open, request};
 use crate::gguf::ModelFile;
+use crate::kv::KvType;
 use crate::sampling::Sampling;
 use crate::step::{Op, Sampled, Token, Want};
 use crate::synthetic::SyntheticModel;
@@ -38,12 +39,12 @@ fn finish(
     (tokens, last)
 }
 
-fn check(file: &ModelFile, cuts: &[u32], shared: usize, idle: bool) {
+fn check(kv_type: KvType, file: &ModelFile, cuts: &[u32], shared: usize, idle: bool) {
     let prompt = prompt();
-    let expected = answer(file, &Layout::plain(6), &prompt, 6);
+    let expected = answer(file, &Layout::with(kv_type, 6), &prompt, 6);
     let mut other = prompt[..shared].to_vec();
     other.extend((0..40).map(|i| (i * 3 + 100) % 300));
-    let mut pipeline = Pipeline::load(file, cuts, 200, 2, 1);
+    let mut pipeline = Pipeline::with(kv_type, file, cuts, (200, 2), 1);
     let admit =
         |slot, prompt: &[u32]| Op::Admit { slot, request: request(prompt.to_vec(), Sampling::GREEDY) };
     pipeline.step(vec![admit(0, &other), run(0, 0, &other, Want::Sample)]).unwrap();
@@ -61,12 +62,14 @@ fn check(file: &ModelFile, cuts: &[u32], shared: usize, idle: bool) {
 #[test]
 fn a_shared_beginning_has_the_bits_of_one_computed() {
     let file = open(&SyntheticModel::default());
-    for shared in [1, 33, 63, 64, 65, 79] {
-        for idle in [false, true] {
-            check(&file, &[0, 6], shared, idle);
+    for kv_type in KvType::ALL {
+        for shared in [1, 33, 63, 64, 65, 79] {
+            for idle in [false, true] {
+                check(kv_type, &file, &[0, 6], shared, idle);
+            }
         }
+        check(kv_type, &file, &[0, 2, 6], 70, true);
     }
-    check(&file, &[0, 2, 6], 70, true);
 }
 
 #[test]
@@ -105,14 +108,14 @@ fn guesses_change_neither_tokens_nor_bits() {
             ..Sampling::GREEDY
         },
     ];
-    for sampling in samplings {
+    for (sampling, kv_type) in samplings.into_iter().zip(KvType::ALL) {
         let prompt = prompt();
         let admit = || Op::Admit { slot: 0, request: request(prompt.clone(), sampling.clone()) };
-        let mut plain = Pipeline::load(&file, &[0, 6], 200, 1, 1);
+        let mut plain = Pipeline::with(kv_type, &file, &[0, 6], (200, 1), 1);
         let first = token(&plain.step(vec![admit(), run(0, 0, &prompt, Want::Sample)]).unwrap());
         let (expected, last) = finish(&mut plain, 0, prompt.len(), first, 30);
         for right in 0..=8usize {
-            let mut pipeline = Pipeline::load(&file, &[0, 4, 6], 200, 1, 1);
+            let mut pipeline = Pipeline::with(kv_type, &file, &[0, 4, 6], (200, 1), 1);
             let first = token(&pipeline.step(vec![admit(), run(0, 0, &prompt, Want::Sample)]).unwrap());
             let (mut tokens, mut digest) = (vec![first.id], first.logits_sha256);
             let mut pos = prompt.len();

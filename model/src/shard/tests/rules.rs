@@ -2,7 +2,7 @@
 
 use super::pipeline::{Pipeline, open, open_bytes, request};
 use crate::gguf::{ModelFile, TensorType};
-use crate::kv::places;
+use crate::kv::{KvType, places};
 use crate::part::Rank;
 use crate::sampling::{ParameterError, Sampling};
 use crate::shard::{LoadError, Shard, ShardSpec, StepError};
@@ -15,7 +15,14 @@ const SLOTS: u16 = 2;
 type Expected = fn(&StepError) -> bool;
 
 fn load(layers: std::ops::Range<u32>) -> Shard {
-    let spec = ShardSpec { layers, rank: Rank::only(), context: CONTEXT, slots: SLOTS, threads: 1 };
+    let spec = ShardSpec {
+        layers,
+        rank: Rank::only(),
+        context: CONTEXT,
+        slots: SLOTS,
+        kv_type: KvType::F16,
+        threads: 1,
+    };
     Shard::load(&open(&SyntheticModel::default()), &spec, &mut |_| {}).unwrap()
 }
 
@@ -167,7 +174,14 @@ fn a_freed_slot_serves_the_next_request_as_if_new() {
 #[test]
 fn impossible_shards_are_refused() {
     let file = open(&SyntheticModel::default());
-    let good = ShardSpec { layers: 0..6, rank: Rank::only(), context: 8, slots: 1, threads: 1 };
+    let good = ShardSpec {
+        layers: 0..6,
+        rank: Rank::only(),
+        context: 8,
+        slots: 1,
+        kv_type: KvType::F16,
+        threads: 1,
+    };
     let refused = |file: &ModelFile, spec: &ShardSpec| match Shard::load(file, spec, &mut |_| {}) {
         Ok(_) => panic!("{spec:?} was loaded"),
         Err(error) => error,
@@ -193,7 +207,8 @@ fn impossible_shards_are_refused() {
 #[test]
 fn progress_counts_every_byte_of_the_shard() {
     let file = open(&SyntheticModel::default());
-    let footprint = crate::Footprint::of(&file, &crate::DecoderConfig::from_gguf(&file).unwrap());
+    let footprint =
+        crate::Footprint::of(&file, &crate::DecoderConfig::from_gguf(&file).unwrap(), KvType::F16);
     for (layers, ends) in [
         (0..6, footprint.head_bytes),
         (0..2, footprint.embedding_bytes),
@@ -201,7 +216,14 @@ fn progress_counts_every_byte_of_the_shard() {
         (4..6, footprint.head_bytes),
     ] {
         let mut loaded = 0;
-        let spec = ShardSpec { layers: layers.clone(), rank: Rank::only(), context: 8, slots: 1, threads: 1 };
+        let spec = ShardSpec {
+            layers: layers.clone(),
+            rank: Rank::only(),
+            context: 8,
+            slots: 1,
+            kv_type: KvType::F16,
+            threads: 1,
+        };
         Shard::load(&file, &spec, &mut |bytes| {
             assert!(bytes > loaded);
             loaded = bytes;

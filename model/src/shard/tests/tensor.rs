@@ -4,6 +4,7 @@ use super::bits::layouts;
 use super::pipeline::{Layout, Pipeline, answer, open, open_bytes, request};
 use crate::collective::local;
 use crate::gguf::{ModelFile, TensorType};
+use crate::kv::KvType;
 use crate::part::{PartError, Rank};
 use crate::sampling::Sampling;
 use crate::shard::{LoadError, Shard, ShardSpec, StepError};
@@ -21,11 +22,12 @@ const SHARES: [&[u32]; 5] = [&[1, 1], &[3, 1], &[1, 1, 1], &[2, 5, 3], &[1, 1, 1
 fn a_split_has_the_same_bits_however_it_is_computed() {
     let model = SyntheticModel { feed_forward: 160, ..SyntheticModel::default() };
     let file = open(&model);
-    for shares in SHARES {
-        let plain = Layout { shares: shares.to_vec(), ..Layout::plain(model.layers) };
+    let types = [KvType::F16, KvType::Q8].into_iter().cycle();
+    for (shares, kv_type) in SHARES.into_iter().zip(types) {
+        let plain = Layout { shares: shares.to_vec(), ..Layout::with(kv_type, model.layers) };
         let expected = answer(&file, &plain, &prompt(40), 6);
         assert_eq!(answer(&file, &plain, &prompt(40), 6), expected, "{shares:?} again");
-        for layout in layouts(model.layers) {
+        for layout in layouts(kv_type, model.layers) {
             let layout = Layout { shares: shares.to_vec(), ..layout };
             assert_eq!(answer(&file, &layout, &prompt(40), 6), expected, "{layout:?}");
         }
@@ -38,7 +40,14 @@ pub(super) fn logits(file: &ModelFile, layers: u32, shares: &[u32], tokens: &[u3
     let mut shards: Vec<Shard> = (0..shares.len())
         .map(|index| {
             let rank = Rank { index, shares: shares.to_vec() };
-            let spec = ShardSpec { layers: 0..layers, rank, context: 128, slots: 1, threads: 1 };
+            let spec = ShardSpec {
+                layers: 0..layers,
+                rank,
+                context: 128,
+                slots: 1,
+                kv_type: KvType::F16,
+                threads: 1,
+            };
             let mut shard = Shard::load(file, &spec, &mut |_| {}).unwrap();
             if shares.len() > 1 {
                 shard.join(group.next().unwrap());
@@ -116,7 +125,7 @@ fn guesses_and_samplers_are_answered_by_the_first_rank() {
         Sampling { temperature: 0.8, seed: 5, top_p: 0.7, ..Sampling::GREEDY },
     ] {
         let single = |drafts: &[u32]| {
-            let mut pipeline = Pipeline::load_ranks(&file, &[0, 2, 6], &[2, 1], 64, 2, 1);
+            let mut pipeline = Pipeline::load_ranks(KvType::F16, &file, &[0, 2, 6], &[2, 1], (64, 2), 1);
             let mut request = (*request(tokens.clone(), sampling.clone())).clone();
             request.trace = false;
             let admit = Op::Admit { slot: 0, request: request.into() };
@@ -141,7 +150,7 @@ fn broken_rows_end_their_own_request_on_all_ranks() {
     // The factor of the first block of the first token's row.
     bytes[place..place + 2].copy_from_slice(&half::f16::INFINITY.to_le_bytes());
     let file = open_bytes(&bytes);
-    let mut pipeline = Pipeline::load_ranks(&file, &[0, 6], &[1, 1], 16, 2, 1);
+    let mut pipeline = Pipeline::load_ranks(KvType::F16, &file, &[0, 6], &[1, 1], (16, 2), 1);
     let run = |slot, token| {
         let admit = Op::Admit { slot, request: request(vec![token], Sampling::GREEDY) };
         [admit, Op::Run { slot, pos: 0, tokens: vec![token], want: Want::Sample }]
@@ -156,7 +165,7 @@ fn cuts_that_cannot_be_made_are_refused() {
     let file = open(&SyntheticModel::default());
     let load = |index, shares: &[u32]| {
         let rank = Rank { index, shares: shares.to_vec() };
-        let spec = ShardSpec { layers: 0..6, rank, context: 8, slots: 1, threads: 1 };
+        let spec = ShardSpec { layers: 0..6, rank, context: 8, slots: 1, kv_type: KvType::F16, threads: 1 };
         Shard::load(&file, &spec, &mut |_| {})
     };
     for (index, shares) in [(2, &[1, 1][..]), (0, &[]), (0, &[1, 0]), (0, &[1; 65])] {
@@ -174,7 +183,7 @@ fn cuts_that_cannot_be_made_are_refused() {
 fn a_rank_without_the_others_computes_nothing() {
     let file = open(&SyntheticModel::default());
     let rank = Rank { index: 0, shares: vec![1, 1] };
-    let spec = ShardSpec { layers: 0..6, rank, context: 8, slots: 1, threads: 1 };
+    let spec = ShardSpec { layers: 0..6, rank, context: 8, slots: 1, kv_type: KvType::F16, threads: 1 };
     let mut shard = Shard::load(&file, &spec, &mut |_| {}).unwrap();
     let admit = Op::Admit { slot: 0, request: request(vec![1], Sampling::GREEDY) };
     let ops = vec![admit, Op::Run { slot: 0, pos: 0, tokens: vec![1], want: Want::Sample }];

@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use shoal_model::gguf::ModelFile;
+use shoal_model::kv::KvType;
 use shoal_model::part::Rank;
 use shoal_model::shard::{Shard, ShardSpec};
 use shoal_model::synthetic::SyntheticModel;
@@ -77,7 +78,14 @@ struct Instance {
 
 impl Instance {
     fn new(file: &ModelFile, slots: u16) -> Self {
-        let spec = ShardSpec { layers: 0..6, rank: Rank::only(), context: CONTEXT, slots, threads: 1 };
+        let spec = ShardSpec {
+            layers: 0..6,
+            rank: Rank::only(),
+            context: CONTEXT,
+            slots,
+            kv_type: KvType::F16,
+            threads: 1,
+        };
         Instance { batch: Batch::new(slots, CONTEXT), shard: Shard::load(file, &spec, &mut |_| {}).unwrap() }
     }
 

@@ -15,7 +15,9 @@ use crate::consensus::{
     Applied, Change, Config, Consensus, Gone, MemoryStore, Message, Network, ProposeError, Role, StartError,
     Store, StoreError, Timing, Unreachable, View, lock,
 };
-use crate::{Command, Desired, Footprint, InstanceId, NodeId, Parallel, Placement, Stage, Stamp, State};
+use crate::{
+    Command, Desired, Footprint, InstanceId, KvType, NodeId, Parallel, Placement, Stage, Stamp, State,
+};
 
 /// Between two heartbeats.
 const BEAT: Duration = Duration::from_millis(300);
@@ -40,6 +42,7 @@ pub fn desired(n: u32) -> Desired {
         footprint: Footprint { layer_bytes: vec![1, 2], max_context: 100, ..Footprint::default() },
         context: None,
         slots: 1,
+        kv_type: KvType::F16,
         parallel: Parallel::Auto,
         nodes: Vec::new(),
         stopped: false,
@@ -67,6 +70,7 @@ pub fn placed(state: &State, n: u32, nodes: &[usize]) -> Placement {
         epoch: state.next_epoch(0),
         context: 10,
         slots: 1,
+        kv_type: KvType::F16,
         stages: nodes.iter().map(stage).collect(),
     }
 }
