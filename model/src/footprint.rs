@@ -1,13 +1,16 @@
 //! What a model takes in memory.
 
 use crate::config::{
-    ATTN_K, ATTN_K_NORM, ATTN_NORM, ATTN_Q, ATTN_Q_NORM, ATTN_V, DecoderConfig, EMBEDDING, FFN_NORM, OUTPUT,
-    OUTPUT_NORM, POST_ATTENTION_NORM, POST_FFN_NORM, layer_bias, layer_tensor,
+    ATTN_K, ATTN_K_NORM, ATTN_NORM, ATTN_OUTPUT, ATTN_Q, ATTN_Q_NORM, ATTN_V, DecoderConfig, EMBEDDING,
+    FFN_DOWN, FFN_GATE, FFN_NORM, FFN_UP, OUTPUT, OUTPUT_NORM, POST_ATTENTION_NORM, POST_FFN_NORM,
+    layer_bias, layer_tensor,
 };
 use crate::decoder::{ScratchBytes, activation_forms, layer_bytes, vocabulary_bytes};
 use crate::gguf::ModelFile;
+use crate::kernels::tiles::COLUMNS;
+use crate::kernels::weights::packed_bytes;
 use crate::kv::{KvType, PAGE};
-use crate::part::Part;
+use crate::part::{Part, vocab_block};
 use crate::step::{MAX_DRAFT, MAX_RUN_TOKENS};
 
 /// Threads whose scratch is counted: more are rare, and each of them needs little.
@@ -46,6 +49,60 @@ pub struct Footprint {
     pub max_context: u32,
     /// Width of a row of activations; each is an f32.
     pub hidden: u32,
+    /// What ranks can share out.
+    pub divisible: Divisible,
+}
+
+/// What the ranks of a stage can share out, and at least how many bytes of a shard each piece is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Divisible {
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads; a rank holds those that its query heads need.
+    pub kv_heads: u32,
+    /// Pieces of the MLP's width.
+    pub pieces: u32,
+    /// Blocks of the vocabulary.
+    pub blocks: u32,
+    /// In each layer: bytes of a query head, of a KV head, of a piece of the MLP.
+    pub layers: Vec<[u64; 3]>,
+    /// Bytes of a block of the embedding table.
+    pub embedding_block_bytes: u64,
+    /// Bytes of a block of the output matrix.
+    pub head_block_bytes: u64,
+}
+
+impl Divisible {
+    fn of(file: &ModelFile, config: &DecoderConfig) -> Divisible {
+        let (hidden, dim) = (config.hidden as usize, config.head_dim as usize);
+        let block = vocab_block(config.vocab);
+        // Whole tiles alone count: what is beside them may stay.
+        let whole = dim / COLUMNS * COLUMNS;
+        let layer = |layer| {
+            let of = |name: &str, inputs, outputs| {
+                let tensor = file.tensor(&layer_tensor(layer, name));
+                tensor.map_or(0, |tensor| packed_bytes(&[(tensor.kind(), inputs, outputs)]) as u64)
+            };
+            [
+                of(ATTN_Q, hidden, whole) + of(ATTN_OUTPUT, whole, hidden),
+                of(ATTN_K, hidden, whole) + of(ATTN_V, hidden, whole),
+                of(FFN_GATE, hidden, COLUMNS) + of(FFN_UP, hidden, COLUMNS) + of(FFN_DOWN, COLUMNS, hidden),
+            ]
+        };
+        let of_block = |name: &str| {
+            let tensor = file.tensor(name);
+            tensor.map_or(0, |tensor| packed_bytes(&[(tensor.kind(), hidden, block)]) as u64)
+        };
+        Divisible {
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            pieces: config.feed_forward.div_ceil(COLUMNS as u32),
+            blocks: (config.vocab as usize).div_ceil(block) as u32,
+            layers: (0..config.layers).map(layer).collect(),
+            embedding_block_bytes: of_block(EMBEDDING),
+            head_block_bytes: of_block(if config.tied { EMBEDDING } else { OUTPUT }),
+        }
+    }
 }
 
 impl Footprint {
@@ -86,6 +143,7 @@ impl Footprint {
             scratch_bytes_per_context: HISTORY_BYTES_PER_TOKEN,
             max_context: config.max_context,
             hidden: config.hidden,
+            divisible: Divisible::of(file, config),
         }
     }
 

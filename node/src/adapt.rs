@@ -10,4 +10,5 @@ pub mod generate;
 pub mod plan;
 pub mod raft_network;
 pub mod raft_store;
+pub mod ranks;
 pub mod swarm_view;

@@ -42,6 +42,8 @@ pub enum Use {
     Step,
     /// A request and its events.
     Session,
+    /// Sums of the ranks of a stage, opened by this one to each later rank.
+    Sums(u16),
 }
 
 /// One end that others may open channels to: fixed by the placement.
@@ -273,7 +275,7 @@ fn opening(target: &Target, channel: [u8; 16]) -> Opening {
     }
     digest.update(target.plan);
     let (purpose, frame_bytes) = match target.purpose {
-        Use::Step => (Purpose::Step, STEP_FRAME_BYTES),
+        Use::Step | Use::Sums(_) => (Purpose::Step, STEP_FRAME_BYTES),
         Use::Session => (Purpose::Session, SESSION_FRAME_BYTES),
     };
     Opening { channel, purpose, context: digest.finalize().into(), frame_bytes }

@@ -31,6 +31,8 @@ pub struct Running {
     pub placement: Arc<Placement>,
     /// Its stage.
     pub stage: usize,
+    /// Its rank in the stage.
+    pub rank: usize,
     /// How it is.
     pub status: Arc<Status>,
 }
@@ -41,6 +43,7 @@ pub(crate) struct Job {
     pub placement: Arc<Placement>,
     pub desired: Arc<Desired>,
     pub stage: usize,
+    pub rank: usize,
     pub threads: usize,
     pub turns: Arc<Turns>,
 }
@@ -85,7 +88,7 @@ impl Worker {
         let wanted = |id: &InstanceId, epoch: Epoch| {
             placements
                 .get(id)
-                .is_some_and(|placement| placement.epoch == epoch && self.stage(placement).is_some())
+                .is_some_and(|placement| placement.epoch == epoch && self.place(placement).is_some())
         };
         let ending: Vec<Shard> = {
             let mut shards = self.lock();
@@ -102,7 +105,7 @@ impl Worker {
             self.changes.send_replace(());
         }
         for (id, placement) in placements {
-            let Some(stage) = self.stage(placement) else { continue };
+            let Some((stage, rank)) = self.place(placement) else { continue };
             let Some(desired) = desired.get(id) else { continue };
             if self.lock().contains_key(id) {
                 continue;
@@ -111,6 +114,7 @@ impl Worker {
                 placement: Arc::new(placement.clone()),
                 desired: Arc::new(desired.clone()),
                 stage,
+                rank,
                 threads: self.threads,
                 turns: self.turns.clone(),
             };
@@ -135,17 +139,26 @@ impl Worker {
     pub fn head(&self, instance: &InstanceId, epoch: Epoch) -> Option<Arc<HeadDoor>> {
         let shards = self.lock();
         let shard = shards.get(instance)?;
-        (shard.running.placement.epoch == epoch && shard.running.stage == 0).then(|| shard.door.clone())
+        let running = &shard.running;
+        let is_head = running.placement.epoch == epoch && (running.stage, running.rank) == (0, 0);
+        is_head.then(|| shard.door.clone())
     }
 
-    fn stage(&self, placement: &Placement) -> Option<usize> {
-        placement.stages.iter().position(|stage| stage.ranks.contains(&self.me))
+    /// Stage and rank of this node.
+    fn place(&self, placement: &Placement) -> Option<(usize, usize)> {
+        let mut stages = placement.stages.iter().enumerate();
+        stages.find_map(|(index, stage)| Some((index, stage.ranks.iter().position(|id| *id == self.me)?)))
     }
 
     fn start(&self, job: Job) -> Shard {
         let status = Arc::new(Status::new(self.changes.clone()));
         let door = Arc::new(HeadDoor::default());
-        let running = Running { placement: job.placement.clone(), stage: job.stage, status: status.clone() };
+        let running = Running {
+            placement: job.placement.clone(),
+            stage: job.stage,
+            rank: job.rank,
+            status: status.clone(),
+        };
         let instance = job.placement.instance.clone();
         tracing::info!(%instance, epoch = %job.placement.epoch, stage = job.stage, "a shard of this node starts");
         let run = {

@@ -35,6 +35,16 @@ pub enum Parallel {
 )]
 pub struct ParallelError(String);
 
+impl Parallel {
+    /// How many ranks share each stage, where somebody said so.
+    pub fn ranks(self) -> u16 {
+        match self {
+            Self::Auto | Self::Pipeline(_) => 1,
+            Self::Tensor { ranks, .. } => ranks,
+        }
+    }
+}
+
 impl FromStr for Parallel {
     type Err = ParallelError;
 

@@ -1,8 +1,12 @@
 //! What a model takes in memory, as numbers: placement never opens a model file.
 
+mod ranks;
+
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+
+pub use ranks::{Divisible, LayerPieces};
 
 /// Bytes that the parts of one model take on the rank that loads them. All figures are what is really allocated there,
 /// not the size in the file. Sums saturate: a figure beyond 2^64 fits nowhere, which is the right answer.
@@ -28,6 +32,9 @@ pub struct Footprint {
     pub scratch_bytes_per_context: u64,
     /// Longest context of the model, in tokens.
     pub max_context: u32,
+    /// What ranks can share out, where that is known.
+    #[serde(default)]
+    pub divisible: Option<Divisible>,
 }
 
 impl Footprint {

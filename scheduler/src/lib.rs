@@ -9,12 +9,13 @@ pub mod footprint;
 pub mod ids;
 pub mod placement;
 pub mod planner;
+mod remainder;
 pub mod state;
 pub mod topology;
 
 pub use consensus::{Consensus, View};
 pub use desired::{DEFAULT_SLOTS, Desired, KvType, KvTypeError, Parallel, ParallelError, PlanRequest};
-pub use footprint::Footprint;
+pub use footprint::{Divisible, Footprint, LayerPieces};
 pub use ids::{Epoch, GroupId, IdError, InstanceId, NodeId, Stamp, Token, check_model_name};
 pub use placement::report::{Change, Nearest, NoPlacement, NoPlacementCode, NodeFit, NodeFitCode};
 pub use placement::{

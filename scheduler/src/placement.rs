@@ -43,13 +43,17 @@ pub struct Placement {
     pub stages: Vec<Stage>,
 }
 
-/// Consecutive layers that run as one step of the pipeline. The byte figures are for each of its ranks.
+/// Consecutive layers that run as one step of the pipeline. The byte figures are for each of its ranks, of the one with
+/// most where they differ.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stage {
     /// Layers `[start, end)`.
     pub layers: Range<u32>,
     /// The nodes that share the stage, by rank.
     pub ranks: Vec<NodeId>,
+    /// What each rank computes of every layer, in proportion to the others.
+    #[serde(default)]
+    pub shares: Vec<u32>,
     /// Weights, in bytes, the embedding and output head included where the stage holds them.
     pub weights_bytes: u64,
     /// KV cache, in bytes.
@@ -115,6 +119,7 @@ pub fn place(
     if let Some(refusal) = explain::refusal(&pool, request) {
         return Err(refusal);
     }
+    let request = &of_a_rank(request);
     match search::best(&pool, request) {
         Some((context, shape)) => Ok(Placed {
             context,
@@ -126,17 +131,25 @@ pub fn place(
     }
 }
 
-/// The stages of a shape, with the bytes that each takes.
+/// The request in terms of what a rank takes. One that cannot be shared out stays as it is; it is refused by name.
+fn of_a_rank(request: &PlanRequest) -> PlanRequest {
+    let shares = vec![1; request.parallel.ranks().into()];
+    let footprint = request.footprint.shared(&shares).unwrap_or_else(|| request.footprint.clone());
+    PlanRequest { footprint, ..request.clone() }
+}
+
+/// The stages of a shape, with the bytes that each takes; `footprint` is that of a rank.
 fn stages(pool: &Pool<'_>, shape: &Shape, footprint: &Footprint, context: u32, slots: u16) -> Vec<Stage> {
-    let nodes = shape.members.iter().filter_map(|index| pool.candidates.get(*index));
-    let stage = |(candidate, layers): (&pool::Candidate<'_>, &Range<u32>)| Stage {
+    let id = |index: &usize| pool.candidates.get(*index).map(|candidate| candidate.node.id.clone());
+    let stage = |(members, layers): (&[usize], &Range<u32>)| Stage {
         layers: layers.clone(),
-        ranks: vec![candidate.node.id.clone()],
+        ranks: members.iter().filter_map(id).collect(),
+        shares: vec![1; members.len()],
         weights_bytes: footprint.weights_bytes(layers),
         kv_bytes: footprint
             .kv_bytes_per_layer(context, slots)
             .saturating_mul(u64::from(layers.end.saturating_sub(layers.start))),
         scratch_bytes: footprint.scratch_bytes(context, slots),
     };
-    nodes.zip(&shape.split.layers).map(stage).collect()
+    shape.members.chunks(shape.ranks).zip(&shape.split.layers).map(stage).collect()
 }

@@ -2,7 +2,7 @@
 
 use shoal_model::footprint::Footprint as Model;
 use shoal_model::step::{MAX_DRAFT, MAX_RUN_TOKENS};
-use shoal_scheduler::{Footprint, KvType};
+use shoal_scheduler::{Divisible, Footprint, KvType, LayerPieces};
 use shoal_transport::ring_bytes;
 
 use crate::engine::batch::QUEUE_LIMIT;
@@ -39,5 +39,26 @@ pub fn footprint(model: &Model) -> Footprint {
         scratch_bytes_per_slot: model.scratch_bytes_per_slot + session + row,
         scratch_bytes_per_context: model.scratch_bytes_per_context,
         max_context: model.max_context,
+        divisible: Some(divisible(&model.divisible, step / 2)),
+    }
+}
+
+/// What can be shared out; a rank has a channel of `channel_bytes` to each other one of its stage.
+fn divisible(model: &shoal_model::footprint::Divisible, channel_bytes: u64) -> Divisible {
+    let layer = |&[head_bytes, kv_head_bytes, piece_bytes]: &[u64; 3]| LayerPieces {
+        head_bytes,
+        kv_head_bytes,
+        piece_bytes,
+    };
+    Divisible {
+        heads: model.heads,
+        kv_heads: model.kv_heads,
+        pieces: model.pieces,
+        blocks: model.blocks,
+        layers: model.layers.iter().map(layer).collect(),
+        embedding_block_bytes: model.embedding_block_bytes,
+        head_block_bytes: model.head_block_bytes,
+        // The plans that the head sends to each, and the sums.
+        peer_bytes: 2 * channel_bytes,
     }
 }

@@ -113,6 +113,7 @@ mod tests {
             scratch_bytes_per_slot: 300_000,
             scratch_bytes_per_context: 100,
             max_context: 8192,
+            divisible: None,
         }
     }
 

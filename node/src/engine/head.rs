@@ -15,20 +15,28 @@ use super::status::{Failure, Status};
 /// How long the head waits for something to do while all its readers are behind.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The channels of a head that does not hold all layers.
+/// The channels of a head to the other ranks of its instance.
+#[derive(Default)]
 pub struct Pipes {
-    /// To the next stage.
-    pub next: Pipe,
-    /// From the last stage.
-    pub last: Pipe,
+    /// To the other ranks of its own stage.
+    pub others: Vec<Pipe>,
+    /// To the next stage, and from the last one; none where there is one stage.
+    pub stages: Option<(Pipe, Pipe)>,
+}
+
+impl Pipes {
+    fn all(&mut self) -> impl Iterator<Item = &mut Pipe> {
+        let stages = self.stages.iter_mut().flat_map(|(next, last)| [next, last]);
+        self.others.iter_mut().chain(stages)
+    }
 }
 
 /// One instance's head.
 pub struct Head<'a> {
     /// The layers of stage 0.
     pub compute: &'a mut dyn Compute,
-    /// None when stage 0 is the only one.
-    pub pipes: Option<Pipes>,
+    /// To the other ranks.
+    pub pipes: Pipes,
     /// Where requests arrive.
     pub intake: &'a Receiver<Pending>,
     /// Queue and slots.
@@ -78,12 +86,19 @@ impl Head<'_> {
 
     /// One step through all stages.
     fn step(&mut self, step: &Step, output: &mut Vec<f32>) -> Result<StepDone, Broken> {
-        let samples = self.compute.execute(step, &[], output).map_err(Failure::from)?;
-        let Some(pipes) = &mut self.pipes else {
+        // They compute at the same time.
+        for other in &mut self.pipes.others {
+            other.send_step(step, &[], self.status)?;
+        }
+        let samples = match self.compute.execute(step, &[], output) {
+            Err(_) if self.status.stopping() => return Err(Broken::Stopped),
+            samples => samples.map_err(Failure::from)?,
+        };
+        let Some((next, last)) = &mut self.pipes.stages else {
             return Ok(StepDone { step: step.number, samples });
         };
-        pipes.next.send_step(step, output, self.status)?;
-        let done = pipes.last.recv_done(self.status)?;
+        next.send_step(step, output, self.status)?;
+        let done = last.recv_done(self.status)?;
         if done.step != step.number {
             let text = format!("the last stage answered step {} while step {} runs", done.step, step.number);
             return Err(Broken::Failed(ComputeError::Step(text).into()));
@@ -97,9 +112,8 @@ impl Head<'_> {
         match self.intake.recv_timeout(wait) {
             Ok(pending) => self.batch.submit(pending),
             Err(RecvTimeoutError::Timeout) => {
-                if let Some(pipes) = &mut self.pipes {
-                    pipes.next.check()?;
-                    pipes.last.check()?;
+                for pipe in self.pipes.all() {
+                    pipe.check()?;
                 }
             }
             // The worker that feeds this head is gone, so the stop is on its way.

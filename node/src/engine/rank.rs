@@ -41,7 +41,7 @@ impl Compute for Shard {
     }
 }
 
-/// Shape of the rows between ranks.
+/// Shape of the rows that come to a rank; of width 0 where only plans do, at the ranks of the first stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rows {
     /// Values in a row.
@@ -50,13 +50,22 @@ pub struct Rows {
     pub max: usize,
 }
 
-/// Runs steps from `upstream` to `downstream` until asked to stop. The last rank's downstream leads to the head.
+/// Where a rank's results go.
+pub enum Downstream {
+    /// Rows, to the next stage.
+    Stage(Pipe),
+    /// What was sampled, to the head.
+    Head(Pipe),
+    /// Nowhere: the first rank of the last stage alone answers.
+    Nobody,
+}
+
+/// Runs steps from `upstream` to `downstream` until asked to stop. `rows` are those that come in.
 pub fn run(
     compute: &mut dyn Compute,
     mut upstream: Pipe,
-    mut downstream: Pipe,
+    mut downstream: Downstream,
     rows: Rows,
-    last: bool,
     status: &Status,
 ) -> Result<(), Failure> {
     let mut input = Vec::new();
@@ -67,11 +76,14 @@ pub fn run(
             Err(PipeError::Stopped) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        let samples = compute.execute(&step, &input, &mut output)?;
-        let sent = if last {
-            downstream.send_done(&StepDone { step: step.number, samples }, status)
-        } else {
-            downstream.send_step(&step, &output, status)
+        let samples = match compute.execute(&step, &input, &mut output) {
+            Err(_) if status.stopping() => return Ok(()),
+            samples => samples?,
+        };
+        let sent = match &mut downstream {
+            Downstream::Stage(next) => next.send_step(&step, &output, status),
+            Downstream::Head(head) => head.send_done(&StepDone { step: step.number, samples }, status),
+            Downstream::Nobody => Ok(()),
         };
         match sent {
             Ok(()) => status.steps_total.fetch_add(1, Ordering::Relaxed),

@@ -1,7 +1,7 @@
 //! What a rank tells about itself while it runs: read by the record's publisher, written by the computing thread.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
 
@@ -43,7 +43,7 @@ pub struct Status {
     pub queued: AtomicU32,
     /// Positions of the KV cache in use.
     pub kv_used_tokens: AtomicU64,
-    stop: AtomicBool,
+    stop: Arc<AtomicBool>,
     /// Told of each change of phase.
     changes: watch::Sender<()>,
 }
@@ -64,7 +64,7 @@ impl Status {
             active: AtomicU32::new(0),
             queued: AtomicU32::new(0),
             kv_used_tokens: AtomicU64::new(0),
-            stop: AtomicBool::new(false),
+            stop: Arc::default(),
             changes,
         }
     }
@@ -87,6 +87,11 @@ impl Status {
     /// Asks the rank's thread to end; it looks at least every [`crate::engine::pipe::TICK`].
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
+    }
+
+    /// What is set when the thread is asked to end, for those who wait elsewhere.
+    pub fn stop_flag(&self) -> Arc<AtomicBool> {
+        self.stop.clone()
     }
 
     /// Whether the thread was asked to end.

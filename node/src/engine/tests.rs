@@ -16,11 +16,11 @@ use tokio::sync::Semaphore;
 use super::batch::{Batch, Pending};
 use super::head::{Head, Pipes};
 use super::pipe::{Pipe, STEP_FRAME_BYTES};
-use super::rank::{self, Compute, ComputeError, Rows};
+use super::rank::{self, Compute, ComputeError, Downstream, Rows};
 use super::session::{Event, Outlet};
 use super::status::{Failure, Status};
 use super::text::Text;
-use super::turns::{InTurn, Turns};
+use super::turns::{InTurn, Seat, Turns};
 
 const ROWS: Rows = Rows { hidden: 3, max: 130 };
 /// Far above what anything here takes.
@@ -179,7 +179,7 @@ impl Pair {
         let (head_status, last_status) = (Arc::new(Status::default()), Arc::new(Status::default()));
         let status = head_status.clone();
         let head = std::thread::spawn(move || {
-            let pipes = Some(Pipes { next: Pipe::new(down), last: Pipe::new(sampled) });
+            let pipes = Pipes { others: vec![], stages: Some((Pipe::new(down), Pipe::new(sampled))) };
             let batch = Batch::new(2, 500);
             let mut compute = Adder { last: false, next_step: 1 };
             let end = Head { compute: &mut compute, pipes, intake: &requests, batch, status: &status }.run();
@@ -189,7 +189,8 @@ impl Pair {
         let status = last_status.clone();
         let last = std::thread::spawn(move || {
             let mut compute = Adder { last: true, next_step: first_step };
-            let end = rank::run(&mut compute, Pipe::new(up), Pipe::new(done), ROWS, true, &status);
+            let end =
+                rank::run(&mut compute, Pipe::new(up), Downstream::Head(Pipe::new(done)), ROWS, &status);
             drop(b);
             end
         });
@@ -275,9 +276,16 @@ fn a_computation_that_panics_ends_its_instance_with_the_reason_and_nothing_else(
         let status = Arc::new(Status::default());
         let (turns, of_head) = (turns.clone(), status.clone());
         let head = std::thread::spawn(move || {
-            let mut compute = InTurn::new(Fragile(Adder { last: true, next_step: 1 }), turns);
+            let mut compute = InTurn::new(Fragile(Adder { last: true, next_step: 1 }), Seat::new(turns));
             let batch = Batch::new(2, 500);
-            Head { compute: &mut compute, pipes: None, intake: &requests, batch, status: &of_head }.run()
+            Head {
+                compute: &mut compute,
+                pipes: Pipes::default(),
+                intake: &requests,
+                batch,
+                status: &of_head,
+            }
+            .run()
         });
         (logs, status, head, intake)
     };

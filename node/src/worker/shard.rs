@@ -1,5 +1,7 @@
 //! The life of one shard's thread: file, weights, channels, steps.
 
+mod join;
+
 use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,27 +18,24 @@ use shoal_model::shard::{Shard, ShardSpec};
 use shoal_model::step::max_rows;
 use shoal_model::template::ChatTemplate;
 use shoal_model::tokenizer::Tokenizer;
-use shoal_scheduler::NodeId;
+use shoal_scheduler::Stage;
 use shoal_transport::{Channel, Wait};
 use tokio::runtime::Handle;
 
 use super::{HeadDoor, Job};
 use crate::adapt;
+use crate::adapt::ranks::Ranks;
 use crate::channels::{Channels, Target, Use};
 use crate::engine::batch::{Batch, QUEUE_LIMIT};
 use crate::engine::head::{Head, Pipes};
-use crate::engine::pipe::{Pipe, TICK};
 use crate::engine::rank::{self, Rows};
 use crate::engine::session::{Ask, MAX_ASK_BYTES, RemoteOutlet};
 use crate::engine::status::{Failure, Phase, Status};
 use crate::engine::text::Scribe;
-use crate::engine::turns::InTurn;
+use crate::engine::turns::{InTurn, Seat};
 use crate::wire;
+use join::Place;
 
-/// How long one try to open a channel lasts before the thread looks whether it was asked to stop.
-const OPEN_ROUND: Duration = Duration::from_millis(500);
-/// How long the other ranks may take to load before this one gives up its own.
-const ASSEMBLE_DEADLINE: Duration = Duration::from_secs(600);
 /// How long a session may take to say what it wants.
 const ASK_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -69,25 +68,32 @@ pub(super) fn run(
         .map_err(|text| Failure { code: "model_file", text, passing: false })?;
     status.enter(Phase::Loading);
     let mut loaded = load(job, &path, status)?;
-    let rows = Rows { hidden: loaded.hidden, max: max_rows(job.placement.slots) };
-    let stages = &job.placement.stages;
     if status.stopping() {
         return Ok(());
     }
-    let Some(ends) = (stages.len() > 1).then(|| connect(job, channels, status, tokio)).transpose()? else {
-        return head(job, channels, door, &mut loaded, None, status, tokio);
-    };
-    let Some((upstream, downstream)) = ends else { return Ok(()) };
-    if job.stage == 0 {
-        let pipes = Pipes { next: downstream, last: upstream };
-        return head(job, channels, door, &mut loaded, Some(pipes), status, tokio);
+    let Some(joined) = join::join(job, channels, status, tokio)? else { return Ok(()) };
+    let seat = Seat::new(job.turns.clone());
+    if let Some(group) = joined.group {
+        loaded.shard.join(Box::new(Ranks::new(group, seat.clone())));
     }
-    status.enter(Phase::Ready);
-    rank::run(&mut loaded.shard, upstream, downstream, rows, job.stage + 1 == stages.len(), status)
+    let mut compute = InTurn::new(loaded.shard, seat);
+    match joined.pipes {
+        Place::Head(pipes) => {
+            let Some(scribe) = loaded.scribe else { return Ok(()) };
+            head(job, channels, door, (scribe, &mut compute), pipes, status, tokio)
+        }
+        Place::Rank(upstream, downstream) => {
+            status.enter(Phase::Ready);
+            // The ranks of the first stage have the tokens, and need no rows.
+            let hidden = if job.stage == 0 { 0 } else { loaded.hidden };
+            let rows = Rows { hidden, max: max_rows(job.placement.slots) };
+            rank::run(&mut compute, upstream, downstream, rows, status)
+        }
+    }
 }
 
 struct Loaded {
-    shard: InTurn<Shard>,
+    shard: Shard,
     hidden: usize,
     /// At the head.
     scribe: Option<Scribe>,
@@ -104,7 +110,7 @@ fn load(job: &Job, path: &std::path::Path, status: &Status) -> Result<Loaded, Fa
     let stage = &job.placement.stages[job.stage];
     let spec = ShardSpec {
         layers: stage.layers.clone(),
-        rank: Rank::only(),
+        rank: Rank { index: job.rank, shares: shares(stage) },
         context: job.placement.context,
         slots: job.placement.slots,
         kv_type: adapt::footprint::kv_type(job.placement.kv_type),
@@ -118,57 +124,20 @@ fn load(job: &Job, path: &std::path::Path, status: &Status) -> Result<Loaded, Fa
     let mut progress = |bytes: u64| status.loaded_bytes.store(bytes, Ordering::Relaxed);
     // The tables of a vocabulary take one thread about as long as the weights of a small model take all of them.
     let (scribe, shard) = std::thread::scope(|scope| {
-        let scribe = (job.stage == 0).then(|| scope.spawn(scribe));
+        let scribe = ((job.stage, job.rank) == (0, 0)).then(|| scope.spawn(scribe));
         let shard = Shard::load(&file, &spec, &mut progress).map_err(|error| broken(&error));
         (scribe.map(|scribe| scribe.join().unwrap_or_else(|panic| resume_unwind(panic))), shard)
     });
-    let (scribe, shard) = (scribe.transpose()?, InTurn::new(shard?, job.turns.clone()));
+    let (scribe, shard) = (scribe.transpose()?, shard?);
     Ok(Loaded { shard, hidden: config.hidden as usize, scribe })
 }
 
-/// Opens the channel to the next stage (the last one: to the head) and waits for the one from the stage before.
-/// None when asked to stop meanwhile.
-fn connect(
-    job: &Job,
-    channels: &Channels,
-    status: &Status,
-    tokio: &Handle,
-) -> Result<Option<(Pipe, Pipe)>, Failure> {
-    let target = target(job, Use::Step)?;
-    let (expecting, delivered) = channels.expect(target.clone());
-    let next = (job.stage + 1) % job.placement.stages.len();
-    let node: &NodeId = &job.placement.stages[next].ranks[0];
-    let end = Instant::now() + ASSEMBLE_DEADLINE;
-    let mut downstream = loop {
-        match tokio.block_on(channels.open(node, &target, OPEN_ROUND)) {
-            Ok(channel) => break channel,
-            Err(_) if status.stopping() => return Ok(None),
-            Err(error) if Instant::now() >= end => return Err(not_assembled(&error)),
-            Err(_) => {}
-        }
-    };
-    let mut upstream = loop {
-        match delivered.recv_timeout(TICK) {
-            Ok(channel) => break channel,
-            Err(_) if status.stopping() => return Ok(None),
-            Err(error) if Instant::now() >= end => return Err(not_assembled(&error)),
-            Err(_) => {}
-        }
-    };
-    drop(expecting);
-    for channel in [&mut upstream, &mut downstream] {
-        while !channel.wait_live(Wait::Until(Instant::now() + TICK)).map_err(|error| not_assembled(&error))? {
-            if status.stopping() {
-                return Ok(None);
-            }
-        }
+/// What each rank of a stage computes. A placement that says nothing shares out evenly.
+fn shares(stage: &Stage) -> Vec<u32> {
+    match stage.shares.len() == stage.ranks.len() {
+        true => stage.shares.clone(),
+        false => vec![1; stage.ranks.len()],
     }
-    Ok(Some((Pipe::new(upstream), Pipe::new(downstream))))
-}
-
-fn not_assembled(error: &dyn std::fmt::Display) -> Failure {
-    let text = format!("the other parts of the instance did not come up: {error}");
-    Failure { code: "channel_lost", text, passing: true }
 }
 
 /// What a channel of this job must agree on with the other end.
@@ -194,12 +163,11 @@ fn head(
     job: &Job,
     channels: &Channels,
     door: &Arc<HeadDoor>,
-    loaded: &mut Loaded,
-    pipes: Option<Pipes>,
+    (scribe, compute): (Scribe, &mut InTurn<Shard>),
+    pipes: Pipes,
     status: &Status,
     tokio: &Handle,
 ) -> Result<(), Failure> {
-    let Some(scribe) = loaded.scribe.take() else { return Ok(()) };
     let places = QUEUE_LIMIT + usize::from(job.placement.slots);
     let (sender, intake) = sync_channel(places);
     door.open(scribe, sender, places);
@@ -212,7 +180,7 @@ fn head(
     drop(tokio.spawn_blocking(doorman));
     status.enter(Phase::Ready);
     let batch = Batch::new(job.placement.slots, job.placement.context);
-    let end = Head { compute: &mut loaded.shard, pipes, intake: &intake, batch, status }.run();
+    let end = Head { compute, pipes, intake: &intake, batch, status }.run();
     door.close();
     drop(expecting);
     end

@@ -28,10 +28,15 @@ pub(super) fn refusal(pool: &Pool<'_>, request: &PlanRequest) -> Option<NoPlacem
         _ if layers == 0 => "The model has no layers.".to_owned(),
         _ if request.slots == 0 => "An instance has at least one slot.".to_owned(),
         (_, Some(0)) => "A context has at least one token.".to_owned(),
-        (Parallel::Tensor { .. }, _) => {
-            format!("Tensor parallelism ({}) is not built yet; say auto or pipeline=N.", request.parallel)
+        (Parallel::Tensor { ranks, .. }, _) if ranks > footprint.most_ranks() => {
+            code = NoPlacementCode::Stages;
+            let most = footprint.most_ranks();
+            format!(
+                "{} asks for {ranks} ranks, and at most {most} can share this model's layers.",
+                request.parallel
+            )
         }
-        (Parallel::Pipeline(stages), _) if u32::from(stages) > layers => {
+        (Parallel::Pipeline(stages) | Parallel::Tensor { stages, .. }, _) if u32::from(stages) > layers => {
             code = NoPlacementCode::Stages;
             format!("{} is more stages than the model has layers ({layers}).", request.parallel)
         }
@@ -70,8 +75,11 @@ pub(super) fn no_placement<'t>(
             };
             (NoPlacementCode::NoNodes, text)
         }
-        Parallel::Pipeline(stages) if usize::from(stages) > there => {
-            let text = format!("{} needs {stages} nodes, and only {there} can be used.", request.parallel);
+        Parallel::Pipeline(stages) | Parallel::Tensor { stages, .. }
+            if usize::from(stages) * usize::from(request.parallel.ranks()) > there =>
+        {
+            let needed = usize::from(stages) * usize::from(request.parallel.ranks());
+            let text = format!("{} needs {needed} nodes, and only {there} can be used.", request.parallel);
             (NoPlacementCode::Stages, text)
         }
         _ if search::best(&open, request).is_some() => {
@@ -108,11 +116,12 @@ fn memory_text(pool: &Pool<'_>, request: &PlanRequest, context: u32) -> String {
 fn attempt(pool: &Pool<'_>, request: &PlanRequest, context: u32) -> Option<Shape> {
     let load = Load::new(&request.footprint, context, request.slots);
     let counts = search::stage_counts(pool, request);
+    let ranks = usize::from(request.parallel.ranks()).max(1);
     let most = *counts.end();
     let shapes = counts.take(MAX_ATTEMPTS).chain([most]).filter_map(|count| {
-        let members = pool.teams_of(count).next()?;
-        let split = load.split(&pool.free(&members))?;
-        Some(Shape { members, split })
+        let members = pool.teams_of(count * ranks).next()?;
+        let split = load.split(&search::free(pool, &members, ranks))?;
+        Some(Shape { members, ranks, split })
     });
     shapes.min_by_key(|shape| (shape.split.missing_bytes(), shape.members.len()))
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::pool::Pool;
 use super::split::Load;
-use super::{Placed, Placement, Stage, explain, place, search, stages};
+use super::{Placed, Placement, Stage, explain, of_a_rank, place, search, stages};
 use crate::{Footprint, NoPlacement, NodeFit, Parallel, PlanRequest, Topology};
 
 /// Most alternatives that are listed.
@@ -17,7 +17,7 @@ pub struct Preview {
     pub needs: Needs,
     /// Where it would go, or why nowhere.
     pub outcome: Result<Placed, NoPlacement>,
-    /// Other numbers of stages that would fit too.
+    /// Other ways to spread it that would fit too.
     pub alternatives: Vec<Alternative>,
     /// Every node's part in it.
     pub nodes: Vec<NodeFit>,
@@ -88,15 +88,21 @@ pub fn preview(topology: &Topology, others: &[&Placement], request: &PlanRequest
 }
 
 fn alternatives(pool: &Pool<'_>, request: &PlanRequest, placed: &Placed) -> Vec<Alternative> {
+    let ranks = placed.stages.first().map_or(1, |stage| stage.ranks.len());
+    let of = |parallel: Parallel, stages_wanted: usize| {
+        let request = of_a_rank(&PlanRequest { parallel, ..request.clone() });
+        let load = Load::new(&request.footprint, placed.context, placed.slots);
+        let shape = search::of_stages(pool, &load, stages_wanted, parallel.ranks().into())?;
+        let stages = stages(pool, &shape, &request.footprint, placed.context, placed.slots);
+        Some(Alternative { parallel, stages })
+    };
     let any = PlanRequest { parallel: Parallel::Auto, ..request.clone() };
-    let load = Load::new(&request.footprint, placed.context, placed.slots);
-    search::stage_counts(pool, &any)
-        .filter(|count| *count != placed.stages.len())
-        .filter_map(|count| Some((search::of_stages(pool, &load, count)?, u16::try_from(count).ok()?)))
-        .map(|(shape, count)| Alternative {
-            parallel: Parallel::Pipeline(count),
-            stages: stages(pool, &shape, &request.footprint, placed.context, placed.slots),
-        })
-        .take(MAX_ALTERNATIVES)
-        .collect()
+    let pipelines = search::stage_counts(pool, &any)
+        .filter(|count| ranks > 1 || *count != placed.stages.len())
+        .filter_map(|count| of(Parallel::Pipeline(u16::try_from(count).ok()?), count));
+    let most_ranks = usize::from(request.footprint.most_ranks()).min(pool.largest_team());
+    let tensors = (2..=most_ranks)
+        .filter(|count| placed.stages.len() > 1 || *count != ranks)
+        .filter_map(|count| of(Parallel::Tensor { stages: 1, ranks: u16::try_from(count).ok()? }, 1));
+    pipelines.take(MAX_ALTERNATIVES / 2).chain(tensors.take(MAX_ALTERNATIVES / 2)).collect()
 }

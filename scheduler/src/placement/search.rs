@@ -11,9 +11,11 @@ pub const DEFAULT_CONTEXT: u32 = 4096;
 /// "it does not fit" is the better answer. Who asks for less gets less.
 pub const LEAST_DEFAULT_CONTEXT: u32 = 128;
 
-/// A way to place a model: the candidates (by index in the pool) in the order of stages, and the layers of each.
+/// A way to place a model: the candidates (by index in the pool) in the order of stages and ranks, and the layers of each stage.
 pub(super) struct Shape {
     pub(super) members: Vec<usize>,
+    /// Of each stage; at least 1.
+    pub(super) ranks: usize,
     pub(super) split: Split,
 }
 
@@ -30,11 +32,13 @@ pub(super) fn contexts(request: &PlanRequest) -> (u32, u32) {
 
 /// The numbers of stages that the request allows, the first to try first.
 pub(super) fn stage_counts(pool: &Pool<'_>, request: &PlanRequest) -> std::ops::RangeInclusive<usize> {
-    let most = pool.largest_team().min(request.footprint.layer_bytes.len());
+    let ranks = usize::from(request.parallel.ranks()).max(1);
+    let most = (pool.largest_team() / ranks).min(request.footprint.layer_bytes.len());
     let (least, most) = match request.parallel {
         Parallel::Auto => (1, most),
-        Parallel::Pipeline(stages) => (stages.into(), most.min(stages.into())),
-        Parallel::Tensor { .. } => (1, 0),
+        Parallel::Pipeline(stages) | Parallel::Tensor { stages, .. } => {
+            (stages.into(), most.min(stages.into()))
+        }
     };
     least..=most
 }
@@ -42,20 +46,27 @@ pub(super) fn stage_counts(pool: &Pool<'_>, request: &PlanRequest) -> std::ops::
 /// A placement at exactly this context and number of slots: on the fewest nodes that fit.
 pub(super) fn at(pool: &Pool<'_>, request: &PlanRequest, context: u32, slots: u16) -> Option<Shape> {
     let load = Load::new(&request.footprint, context, slots);
-    stage_counts(pool, request).find_map(|stages| of_stages(pool, &load, stages))
+    let ranks = usize::from(request.parallel.ranks()).max(1);
+    stage_counts(pool, request).find_map(|stages| of_stages(pool, &load, stages, ranks))
 }
 
-/// A placement on exactly this many nodes.
-pub(super) fn of_stages(pool: &Pool<'_>, load: &Load<'_>, stages: usize) -> Option<Shape> {
+/// A placement on exactly this many stages of so many ranks; `load` is that of a rank.
+pub(super) fn of_stages(pool: &Pool<'_>, load: &Load<'_>, stages: usize, ranks: usize) -> Option<Shape> {
     let needed = load.total(stages);
-    pool.teams_of(stages).find_map(|members| {
-        let free = pool.free(&members);
+    pool.teams_of(stages * ranks).find_map(|members| {
+        let free = free(pool, &members, ranks);
         if free.iter().map(|bytes| u128::from(*bytes)).sum::<u128>() < needed {
             return None;
         }
         let split = load.split(&free).filter(Split::fits)?;
-        Some(Shape { members, split })
+        Some(Shape { members, ranks, split })
     })
+}
+
+/// What each stage has free on the rank that has least.
+pub(super) fn free(pool: &Pool<'_>, members: &[usize], ranks: usize) -> Vec<u64> {
+    let free = pool.free(members);
+    free.chunks(ranks).map(|ranks| ranks.iter().copied().min().unwrap_or_default()).collect()
 }
 
 /// The largest of `values` for which `fits` (which, true for a value, is true for all smaller ones) holds.

@@ -120,8 +120,14 @@ fn offer(name: &str, offered_bytes: u64) -> NodeOffer {
 
 /// Another instance that takes `bytes` on `node`.
 fn taking(node: &str, bytes: u64) -> Placement {
-    let stage =
-        Stage { layers: 0..1, ranks: vec![id(node)], weights_bytes: bytes, kv_bytes: 0, scratch_bytes: 0 };
+    let stage = Stage {
+        layers: 0..1,
+        ranks: vec![id(node)],
+        shares: vec![1],
+        weights_bytes: bytes,
+        kv_bytes: 0,
+        scratch_bytes: 0,
+    };
     Placement {
         instance: InstanceId::compose("other", 0).unwrap(),
         epoch: Epoch { number: 0, group: GroupId(0), n: 0 },
@@ -212,6 +218,7 @@ fn swarm() -> impl Strategy<Value = (Footprint, Topology, PlanRequest)> {
                 scratch_bytes_per_slot: slot,
                 scratch_bytes_per_context: context,
                 max_context: max,
+                divisible: None,
             }
         });
     let node = (0u64..60_000, 0u8..10, prop::collection::btree_set(0usize..12, 0..12), 0u8..4);

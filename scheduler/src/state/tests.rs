@@ -32,6 +32,7 @@ fn placed(state: &State, n: u8, ranks: &[u8]) -> Placement {
     let stage = |rank: &u8| Stage {
         layers: 0..1,
         ranks: vec![node(*rank)],
+        shares: vec![1],
         weights_bytes: 1,
         kv_bytes: 1,
         scratch_bytes: 1,

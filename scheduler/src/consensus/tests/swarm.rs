@@ -61,6 +61,7 @@ pub fn placed(state: &State, n: u32, nodes: &[usize]) -> Placement {
     let stage = |n: &usize| Stage {
         layers: 0..1,
         ranks: vec![node(*n)],
+        shares: vec![1],
         weights_bytes: 1,
         kv_bytes: 1,
         scratch_bytes: 1,

@@ -1,0 +1,163 @@
+//! What a rank takes that shares its stage with others.
+
+use serde::{Deserialize, Serialize};
+
+use super::Footprint;
+use crate::remainder::largest_remainder;
+
+/// What the ranks of a stage share out: whole query heads, pieces of the MLP, blocks of the vocabulary. All bytes of a layer
+/// that are not named here are on every rank.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Divisible {
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads; a rank holds those that its query heads need.
+    pub kv_heads: u32,
+    /// Pieces of the MLP's width.
+    pub pieces: u32,
+    /// Blocks of the vocabulary.
+    pub blocks: u32,
+    /// Bytes in each layer.
+    pub layers: Vec<LayerPieces>,
+    /// Bytes of a block of the embedding table.
+    pub embedding_block_bytes: u64,
+    /// Bytes of a block of the output matrix.
+    pub head_block_bytes: u64,
+    /// Buffers for each other rank, in bytes.
+    pub peer_bytes: u64,
+}
+
+/// Bytes of what can be shared out of a layer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerPieces {
+    /// Of a query head: its rows of queries, its columns of the output.
+    pub head_bytes: u64,
+    /// Of a KV head: its rows of keys and values.
+    pub kv_head_bytes: u64,
+    /// Of a piece of the MLP: rows of gate and up, columns of down.
+    pub piece_bytes: u64,
+}
+
+/// How much of each a rank has.
+#[derive(Debug, Clone, Copy)]
+struct Counts {
+    heads: u64,
+    kv_heads: u64,
+    pieces: u64,
+    blocks: u64,
+}
+
+impl Footprint {
+    /// The most ranks that can share a stage; 1 for a model of which nothing is known that could be shared out.
+    pub fn most_ranks(&self) -> u16 {
+        let most = self.divisible.as_ref().map_or(1, |all| all.heads.min(all.pieces).min(all.blocks).max(1));
+        u16::try_from(most).unwrap_or(u16::MAX)
+    }
+
+    /// What the rank takes that has most of everything, where ranks share each stage in these proportions. `None` where
+    /// there are more ranks than there is to share out.
+    pub fn shared(&self, shares: &[u32]) -> Option<Footprint> {
+        if shares.len() <= 1 {
+            return Some(self.clone());
+        }
+        if shares.len() > usize::from(self.most_ranks()) {
+            return None;
+        }
+        let all = self.divisible.as_ref()?;
+        let weights: Vec<i128> = shares.iter().map(|&share| share.into()).collect();
+        let counts = |units: u32| largest_remainder(units as usize, &weights);
+        let most = |counts: &[usize]| counts.iter().copied().max().unwrap_or_default() as u64;
+        let heads = counts(all.heads);
+        let group = (all.heads / all.kv_heads.max(1)).max(1) as usize;
+        let kv_heads = heads.iter().scan(0, |start, count| {
+            let first = *start;
+            *start += count;
+            Some(start.div_ceil(group) - first / group)
+        });
+        let counts = Counts {
+            heads: most(&heads),
+            kv_heads: kv_heads.max().unwrap_or_default() as u64,
+            pieces: most(&counts(all.pieces)),
+            blocks: most(&counts(all.blocks)),
+        };
+        Some(self.with(all, counts, shares.len() as u64 - 1))
+    }
+
+    fn with(&self, all: &Divisible, counts: Counts, peers: u64) -> Footprint {
+        let without = |bytes: u64, units: u32, kept: u64, unit_bytes: u64| {
+            bytes.saturating_sub(u64::from(units).saturating_sub(kept).saturating_mul(unit_bytes))
+        };
+        let layer = |(&bytes, pieces): (&u64, &LayerPieces)| {
+            let bytes = without(bytes, all.heads, counts.heads, pieces.head_bytes);
+            let bytes = without(bytes, all.kv_heads, counts.kv_heads, pieces.kv_head_bytes);
+            without(bytes, all.pieces, counts.pieces, pieces.piece_bytes)
+        };
+        let kv_head = self.kv_bytes_per_token_layer / u64::from(all.kv_heads.max(1));
+        Footprint {
+            layer_bytes: self.layer_bytes.iter().zip(&all.layers).map(layer).collect(),
+            embedding_bytes: without(
+                self.embedding_bytes,
+                all.blocks,
+                counts.blocks,
+                all.embedding_block_bytes,
+            ),
+            head_bytes: without(self.head_bytes, all.blocks, counts.blocks, all.head_block_bytes),
+            kv_bytes_per_token_layer: kv_head.saturating_mul(counts.kv_heads),
+            scratch_base_bytes: self.scratch_base_bytes.saturating_add(peers.saturating_mul(all.peer_bytes)),
+            divisible: None,
+            ..self.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model() -> Footprint {
+        let pieces = LayerPieces { head_bytes: 10, kv_head_bytes: 6, piece_bytes: 2 };
+        Footprint {
+            // 9 heads, 3 KV heads, 48 pieces, and norms of 5.
+            layer_bytes: vec![90 + 18 + 96 + 5; 4],
+            embedding_bytes: 640,
+            head_bytes: 645,
+            tied: true,
+            kv_bytes_per_token_layer: 300,
+            scratch_base_bytes: 50,
+            divisible: Some(Divisible {
+                heads: 9,
+                kv_heads: 3,
+                pieces: 48,
+                blocks: 64,
+                layers: vec![pieces; 4],
+                embedding_block_bytes: 10,
+                head_block_bytes: 10,
+                peer_bytes: 7,
+            }),
+            ..Footprint::default()
+        }
+    }
+
+    #[test]
+    fn the_largest_rank_counts() {
+        // Five heads in two groups, half of the MLP, half of the vocabulary.
+        let half = model().shared(&[1, 1]).unwrap();
+        assert_eq!(half.layer_bytes, [50 + 12 + 48 + 5; 4]);
+        assert_eq!((half.embedding_bytes, half.head_bytes), (320, 325));
+        assert_eq!((half.kv_bytes_per_token_layer, half.scratch_base_bytes), (200, 57));
+        // Six heads and three; 32 pieces and 16.
+        let uneven = model().shared(&[2, 1]).unwrap();
+        assert_eq!(uneven.layer_bytes, [60 + 12 + 64 + 5; 4]);
+        let third = model().shared(&[1, 1, 1]).unwrap();
+        assert_eq!(third.layer_bytes, [30 + 6 + 32 + 5; 4]);
+        assert_eq!(model().shared(&[1]).unwrap(), model());
+    }
+
+    #[test]
+    fn there_is_only_so_much_to_share_out() {
+        assert_eq!(model().most_ranks(), 9);
+        assert!(model().shared(&[1; 9]).is_some());
+        assert_eq!(model().shared(&[1; 10]), None);
+        assert_eq!(Footprint { divisible: None, ..model() }.shared(&[1, 1]), None);
+    }
+}
