@@ -9,6 +9,7 @@
 //! what was promised, and gives up at ten times the promise.
 
 pub mod agent;
+pub mod asking;
 pub mod bed;
 pub mod cables;
 pub mod http;

@@ -144,6 +144,6 @@ fn a_single_node_that_fits_is_preferred_and_the_default_context_is_shown() -> Re
     ensure!(stages[0]["ranks"][0]["node"] == swarm.agent(0)?.node(), "{planned}");
     let alternatives: Vec<&Value> =
         list(&planned["alternatives"]).iter().map(|other| &other["parallel"]).collect();
-    ensure!(alternatives == [&json!("pipeline=2")], "{planned}");
+    ensure!(alternatives == [&json!("pipeline=2"), &json!("tensor=2")], "{planned}");
     Ok(())
 }

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
-use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use shoal_model::ModelFile;
 use shoal_model::gguf::TensorType;
-use shoal_tests::agent::{Agent, Answer, list};
+use shoal_tests::agent::{Agent, list};
+use shoal_tests::asking::{PROMPTS, Trace, ask_all, chat, joined, same, trace};
 use shoal_tests::bed::{Bed, MODEL, model_dir};
 use shoal_tests::process::{
     ELECT_PROMISE, LOAD_PROMISE, REFORM_PROMISE, Swarm, await_ready, instance, ranks,
@@ -23,81 +23,6 @@ const CANCEL_PROMISE: Duration = Duration::from_secs(1);
 
 /// How long until the answers of an instance that lost a rank have ended.
 const END_PROMISE: Duration = Duration::from_secs(3);
-
-/// Prompts that were fixed before the first run.
-const PROMPTS: [&str; 20] = [
-    "What is the capital of France?",
-    "Write a haiku about the sea.",
-    "Explain why the sky is blue to a child.",
-    "List three prime numbers greater than ten.",
-    "Translate 'good morning' into Spanish.",
-    "What is 17 times 23?",
-    "Name the planets of the solar system.",
-    "Tell me a joke about a computer.",
-    "Who wrote Romeo and Juliet?",
-    "Summarise the story of Cinderella in one sentence.",
-    "def fibonacci(n):",
-    "How do I boil an egg?",
-    "Give me a synonym for 'happy'.",
-    "What happens when ice melts?",
-    "Write the alphabet backwards.",
-    "What colour do you get from blue and yellow?",
-    "Describe a forest in winter.",
-    "How many legs does a spider have?",
-    "\u{00bf}D\u{00f3}nde est\u{00e1} la biblioteca? \u{1f4da}",
-    "Continue: Once upon a time, in a land far away,",
-];
-
-fn chat(instance: &str, prompt: &str, max_tokens: u32) -> Value {
-    json!({
-        "model": instance, "temperature": 0, "max_tokens": max_tokens,
-        "messages": [{"role": "user", "content": prompt}],
-        "shoal": {"ignore_eos": true, "trace": true},
-    })
-}
-
-/// What must be equal: the tokens and the digest of their logits.
-type Trace = (Value, Value);
-
-fn trace(answer: &Answer) -> Result<Trace> {
-    ensure!(answer.done && answer.error.is_none(), "{answer:?}");
-    let (tokens, digest) = (&answer.trace["tokens"], &answer.trace["logits_sha256"]);
-    ensure!(tokens.is_array() && digest.is_string(), "no trace in {answer:?}");
-    Ok((tokens.clone(), digest.clone()))
-}
-
-fn joined(thread: ScopedJoinHandle<'_, Result<Answer>>) -> Result<Answer> {
-    thread.join().map_err(|_| anyhow!("a thread that asked has panicked"))?
-}
-
-/// Asks all prompts, `at_once` at a time.
-fn ask_all(agent: &Agent, id: &str, at_once: usize) -> Result<Vec<Trace>> {
-    let mut traces = Vec::new();
-    for prompts in PROMPTS.chunks(at_once) {
-        let answers: Vec<Result<Answer>> = std::thread::scope(|scope| {
-            let ask = |prompt: &&str| {
-                let request = chat(id, prompt, 64);
-                scope.spawn(move || agent.chat(&request))
-            };
-            let asked: Vec<_> = prompts.iter().map(ask).collect();
-            asked.into_iter().map(joined).collect()
-        });
-        for answer in answers {
-            traces.push(trace(&answer?)?);
-        }
-    }
-    Ok(traces)
-}
-
-/// That the answers to the same prompts have the same tokens and logits, to the bit.
-fn same(these: &[Trace], those: &[Trace]) -> Result<()> {
-    ensure!(these.len() == those.len(), "{} and {} answers", these.len(), those.len());
-    for (index, (this, that)) in these.iter().zip(those).enumerate() {
-        ensure!(this.0 == that.0, "the tokens of prompt {index} differ: {} {}", this.0, that.0);
-        ensure!(this.1 == that.1, "the logits of prompt {index} differ");
-    }
-    Ok(())
-}
 
 /// Rows of weights that lie together in memory, four columns of each.
 const ROWS: usize = 16;

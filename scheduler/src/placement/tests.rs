@@ -7,7 +7,9 @@ use std::time::Instant;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Change, GroupId, NoPlacementCode, NodeFitCode, NodeOffer, Parallel, Reach};
+use crate::{
+    Change, Divisible, GroupId, LayerPieces, NoPlacementCode, NodeFitCode, NodeOffer, Parallel, Reach,
+};
 
 /// One table: a model, nodes and other placements, then requests with the answer expected under `----`.
 ///
@@ -373,4 +375,67 @@ fn a_thousand_nodes_are_placed_at_once() {
         println!("1,000 nodes, {what}: {:?}, fits: {}", start.elapsed(), outcome.is_ok());
         assert_eq!(outcome.is_ok(), bytes > 1 << 30);
     }
+}
+
+/// A model of four layers with nine heads in three groups, of which ranks can share everything but 8 bytes a layer.
+fn divisible() -> Footprint {
+    let pieces = LayerPieces { head_bytes: 100, kv_head_bytes: 60, piece_bytes: 20 };
+    let divisible = Divisible {
+        heads: 9,
+        kv_heads: 3,
+        pieces: 48,
+        blocks: 64,
+        layers: vec![pieces; 4],
+        embedding_block_bytes: 10,
+        head_block_bytes: 10,
+        peer_bytes: 0,
+    };
+    Footprint {
+        layer_bytes: vec![900 + 180 + 960 + 8; 4],
+        embedding_bytes: 640,
+        head_bytes: 648,
+        tied: true,
+        max_context: 100,
+        divisible: Some(divisible),
+        ..Footprint::default()
+    }
+}
+
+#[test]
+fn ranks_share_stages_of_the_nodes_with_most_left() {
+    let node = |index: u8, offered_bytes| NodeOffer {
+        id: id(&index.to_string()),
+        name: format!("n{index}"),
+        alive: true,
+        offered_bytes,
+        memory_bytes: None,
+        reach: Reach::All,
+    };
+    // Two layers and an end of a rank with five heads in two groups and half of all else take 2 * 1108 + 328 bytes.
+    let half = 500 + 120 + 480 + 8;
+    let offers = [2 * half + 328, 2 * half + 500, 100, 2 * half + 400, 2 * half + 328];
+    let nodes = (0..).zip(offers).map(|(index, bytes)| node(index, bytes)).collect();
+    let topology = Topology { nodes };
+    let request = |parallel| PlanRequest {
+        footprint: divisible(),
+        context: Some(8),
+        slots: 1,
+        kv_type: KvType::F16,
+        parallel,
+        nodes: Vec::new(),
+    };
+    let placed = place(&topology, &[], &request(Parallel::Tensor { stages: 2, ranks: 2 })).unwrap();
+    let ranks = |stage: &Stage| -> Vec<String> { stage.ranks.iter().map(NodeId::to_string).collect() };
+    let names = |all: &[&str]| -> Vec<String> { all.iter().map(|name| id(name).to_string()).collect() };
+    assert_eq!(placed.stages.iter().map(ranks).collect::<Vec<_>>(), [names(&["1", "3"]), names(&["0", "4"])]);
+    for (stage, (layers, end)) in placed.stages.iter().zip([(0..2, 320), (2..4, 328)]) {
+        assert_eq!((&stage.layers, &stage.shares), (&layers, &vec![1, 1]));
+        assert_eq!(stage.weights_bytes, 2 * half + end);
+    }
+    // The fifth node is too small for any part, and ten ranks have not a head each.
+    let refused =
+        |stages, ranks| place(&topology, &[], &request(Parallel::Tensor { stages, ranks })).unwrap_err();
+    assert_eq!(refused(1, 5).code, NoPlacementCode::Memory);
+    assert_eq!(refused(1, 10).code, NoPlacementCode::Stages);
+    assert_eq!(refused(2, 3).code, NoPlacementCode::Stages);
 }
