@@ -57,10 +57,12 @@ pub struct Batch {
     /// What the next step begins with: the ends of requests and of guesses.
     ops: Vec<Op>,
     pace: Pace,
-    /// Of the step under way.
-    shape: Shape,
+    /// The steps under way, the oldest first, and what they are made of.
+    under_way: VecDeque<(u64, Shape)>,
     slots: u16,
     context: u32,
+    /// Steps that may be under way at a time: the stages of the instance.
+    depth: usize,
     steps: u64,
     admitted: u64,
 }
@@ -71,6 +73,11 @@ impl Batch {
         Batch::with_places(slots, context, Places::new(slots, context))
     }
 
+    /// The same over several stages, each of which can have a step of its own.
+    pub fn over_stages(self, stages: usize) -> Self {
+        Batch { depth: stages.max(1), ..self }
+    }
+
     fn with_places(slots: u16, context: u32, places: Places) -> Self {
         Batch {
             places,
@@ -78,9 +85,10 @@ impl Batch {
             closing: Vec::new(),
             ops: Vec::new(),
             pace: Pace::new(slots),
-            shape: Shape::default(),
+            under_way: VecDeque::new(),
             slots,
             context,
+            depth: 1,
             steps: 0,
             admitted: 0,
         }
@@ -98,41 +106,66 @@ impl Batch {
         self.queue.push_back(pending);
     }
 
-    /// The next step, or none when there is nothing to do now.
+    /// The next step, or none when there is nothing to do now. As many as there are stages may be planned before the first
+    /// of them is [`Batch::sampled`].
     ///
     /// Every request that decodes and whose reader keeps up takes part, with guesses where they pay; beside them as much
-    /// of the prompts as holds them up by no more than a step of theirs.
+    /// of the prompts as holds them up by no more than a step of theirs. Over several stages a step takes its share of
+    /// those that decode, so that each stage has some.
     pub fn plan(&mut self, now: Instant) -> Option<Step> {
-        let ready = self.sweep(now);
+        let mut ready = self.sweep(now);
         self.admit(now);
         self.follow();
+        self.share_out(&mut ready);
         let mut runs = Vec::new();
-        self.shape = Shape::default();
         let held_up = self.places.active().filter(|(_, active)| active.is_held_up(now)).count();
         let prompts = self.prompts(ready.len() + held_up);
         let decoding = self.decode(&ready, prompts.is_empty(), &mut runs);
-        self.shape.decode = decoding;
-        self.prefill(&prompts, &mut runs);
+        let prompt = self.prefill(&prompts, &mut runs);
         let mut ops = std::mem::take(&mut self.ops);
         ops.append(&mut runs);
         if ops.is_empty() {
             return None;
         }
         self.steps += 1;
+        self.under_way.push_back((self.steps, Shape { decode: decoding, prompt }));
         Some(Step { number: self.steps, ops })
     }
 
-    /// Takes what the last rank sampled in the step planned last, and how long that took.
-    pub fn sampled(&mut self, samples: Vec<Sampled>, took: Duration) {
-        if self.shape != Shape::default() {
-            self.pace.measured(self.shape, took);
+    /// Takes what the last rank sampled in a step, the oldest under way, and how long that took: since it began, or since
+    /// the one before was done.
+    pub fn sampled(&mut self, step: u64, samples: Vec<Sampled>, took: Duration) {
+        while self.under_way.front().is_some_and(|(number, _)| *number <= step) {
+            if let Some((number, shape)) = self.under_way.pop_front()
+                && number == step
+                && shape != Shape::default()
+            {
+                self.pace.measured(shape, took);
+            }
         }
         let mut samples = VecDeque::from(samples);
         while let Some(first) = samples.front() {
             let slot = first.slot;
             let run = samples.iter().take_while(|sample| sample.slot == slot).count();
-            self.take(slot, samples.drain(..run).collect());
+            self.take(step, slot, samples.drain(..run).collect());
         }
+    }
+
+    /// Whether as many steps are under way as there are stages.
+    pub fn is_full(&self) -> bool {
+        self.under_way.len() >= self.depth
+    }
+
+    /// Leaves of those that could decode now the share of one step, those that waited longest.
+    fn share_out(&mut self, ready: &mut Vec<u16>) {
+        if self.depth == 1 {
+            return;
+        }
+        let decoding = self.places.active().filter(|(_, active)| active.prompt_left() == 0).count();
+        let asked =
+            |slot: &u16| self.places.active().find(|(other, _)| other == slot).map(|(_, it)| it.asked);
+        ready.sort_by_key(|slot| (asked(slot), *slot));
+        ready.truncate(decoding.div_ceil(self.depth).max(1));
     }
 
     /// Ends every request with the same failure.
@@ -233,6 +266,7 @@ impl Batch {
 
     /// Runs the tokens sampled last, with guesses after them. Returns their rows.
     fn decode(&mut self, ready: &[u16], guess: bool, runs: &mut Vec<Op>) -> usize {
+        let step = self.steps + 1;
         let mut rows = ready.len();
         let mut tokens = ready.len() as f64;
         let mut left = MAX_DRAFT;
@@ -260,6 +294,7 @@ impl Batch {
             }
             let Some(active) = self.places.get(slot) else { continue };
             active.next = None;
+            active.asked = step;
             active.drafted = drafted;
             active.tokens.extend_from_slice(&run);
             let want = if drafted == 0 { Want::Sample } else { Want::Verify { drafted: drafted as u8 } };
@@ -288,7 +323,9 @@ impl Batch {
             .collect()
     }
 
-    fn prefill(&mut self, prompts: &[(u16, usize)], runs: &mut Vec<Op>) {
+    /// Runs the next tokens of prompts. Returns their rows.
+    fn prefill(&mut self, prompts: &[(u16, usize)], runs: &mut Vec<Op>) -> usize {
+        let (step, mut all) = (self.steps + 1, 0);
         for &(slot, rows) in prompts {
             let Some(active) = self.places.get(slot) else { continue };
             let pos = active.tokens.len();
@@ -301,10 +338,12 @@ impl Batch {
             let request = active.request.clone();
             let tokens = request.prompt[pos..end].to_vec();
             active.tokens.extend_from_slice(&tokens);
-            self.shape.prompt += tokens.len();
+            all += tokens.len();
             let want = if end == request.prompt.len() { Want::Sample } else { Want::Nothing };
+            active.asked = step;
             runs.push(Op::Run { slot, pos: pos as u32, tokens, want });
         }
+        all
     }
 
     /// Ends a request for which the cache has no room: what there is of its answer stays one.
@@ -318,9 +357,9 @@ impl Batch {
         self.closing.push(active.close());
     }
 
-    /// Takes what came of one run.
-    fn take(&mut self, slot: u16, samples: Vec<Sampled>) {
-        let Some(active) = self.places.get(slot) else { return };
+    /// Takes what came of one run. Of a request that was ended meanwhile nothing is wanted any more.
+    fn take(&mut self, step: u64, slot: u16, samples: Vec<Sampled>) {
+        let Some(active) = self.places.get(slot).filter(|active| active.asked == step) else { return };
         let drafted = std::mem::take(&mut active.drafted);
         // One token came after the one that was run in any case, and one after each right guess.
         let right = samples.len().saturating_sub(1).min(drafted);

@@ -1,5 +1,6 @@
 //! Rank 0 of stage 0: takes requests, plans steps, carries out its own layers, hears what was sampled.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -62,30 +63,72 @@ impl Head<'_> {
     }
 
     fn steps(&mut self) -> Result<(), Failure> {
+        match self.drive() {
+            Ok(()) | Err(Broken::Stopped) => Ok(()),
+            Err(Broken::Failed(failure)) => Err(failure),
+        }
+    }
+
+    fn drive(&mut self) -> Result<(), Broken> {
         let mut output = Vec::new();
+        // When the steps under way began, and when the last one was done.
+        let mut began = VecDeque::new();
+        let mut done_at = Instant::now();
         while !self.status.stopping() {
             while let Ok(pending) = self.intake.try_recv() {
                 self.batch.submit(pending);
             }
-            let start = Instant::now();
-            let Some(step) = self.batch.plan(start) else {
-                self.idle()?;
-                continue;
+            let now = Instant::now();
+            let step = if self.batch.is_full() { None } else { self.batch.plan(now) };
+            let mut done = match step {
+                Some(step) => {
+                    began.push_back((step.number, now));
+                    match self.begin(&step, &mut output)? {
+                        None => self.try_done()?,
+                        done => done,
+                    }
+                }
+                None if began.is_empty() => {
+                    self.idle()?;
+                    continue;
+                }
+                // Nothing more can begin before something is done.
+                None => self.done()?,
             };
-            let done = match self.step(&step, &mut output) {
-                Ok(done) => done,
-                Err(Broken::Stopped) => return Ok(()),
-                Err(Broken::Failed(failure)) => return Err(failure),
-            };
-            self.batch.sampled(done.samples, start.elapsed());
-            self.status.steps_total.fetch_add(1, Ordering::Relaxed);
+            while let Some(StepDone { step, samples }) = done {
+                let Some((_, start)) = began.pop_front().filter(|(number, _)| *number == step) else {
+                    let text = format!("the last stage answered step {step}, which is not the next one");
+                    return Err(Broken::Failed(ComputeError::Step(text).into()));
+                };
+                let start = done_at.max(start);
+                done_at = Instant::now();
+                self.batch.sampled(step, samples, done_at.saturating_duration_since(start));
+                self.status.steps_total.fetch_add(1, Ordering::Relaxed);
+                done = self.try_done()?;
+            }
             self.count();
         }
         Ok(())
     }
 
-    /// One step through all stages.
-    fn step(&mut self, step: &Step, output: &mut Vec<f32>) -> Result<StepDone, Broken> {
+    /// What the last stage has done, if it has.
+    fn try_done(&mut self) -> Result<Option<StepDone>, Broken> {
+        match &mut self.pipes.stages {
+            Some((_, last)) => Ok(last.try_recv_done()?),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits for what the last stage does.
+    fn done(&mut self) -> Result<Option<StepDone>, Broken> {
+        match &mut self.pipes.stages {
+            Some((_, last)) => Ok(Some(last.recv_done(self.status)?)),
+            None => Ok(None),
+        }
+    }
+
+    /// Carries out stage 0 of a step and hands it on; what came of it where there is no other stage.
+    fn begin(&mut self, step: &Step, output: &mut Vec<f32>) -> Result<Option<StepDone>, Broken> {
         // They compute at the same time.
         for other in &mut self.pipes.others {
             other.send_step(step, &[], self.status)?;
@@ -94,18 +137,14 @@ impl Head<'_> {
             Err(_) if self.status.stopping() => return Err(Broken::Stopped),
             samples => samples.map_err(Failure::from)?,
         };
-        let Some((next, last)) = &mut self.pipes.stages else {
-            return Ok(StepDone { step: step.number, samples });
-        };
-        next.send_step(step, output, self.status)?;
-        let done = last.recv_done(self.status)?;
-        if done.step != step.number {
-            let text = format!("the last stage answered step {} while step {} runs", done.step, step.number);
-            return Err(Broken::Failed(ComputeError::Step(text).into()));
+        match &mut self.pipes.stages {
+            None => Ok(Some(StepDone { step: step.number, samples })),
+            Some((next, _)) => {
+                next.send_step(step, output, self.status)?;
+                Ok(None)
+            }
         }
-        Ok(done)
     }
-
     /// Waits for a request; meanwhile a neighbour that goes away is noticed.
     fn idle(&mut self) -> Result<(), Failure> {
         let wait = if self.batch.is_busy() { PAUSE } else { TICK };

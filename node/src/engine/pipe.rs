@@ -112,6 +112,14 @@ impl Pipe {
         Ok(wire::decode(&self.buffer)?)
     }
 
+    /// The last rank's answer, if it is there.
+    pub fn try_recv_done(&mut self) -> Result<Option<StepDone>, PipeError> {
+        match self.channel.recv(&mut self.buffer, MAX_PLAN_BYTES, Wait::Poll)? {
+            true => Ok(Some(wire::decode(&self.buffer)?)),
+            false => Ok(None),
+        }
+    }
+
     /// Notices that the other side is gone while nothing is expected of it.
     pub fn check(&mut self) -> Result<(), PipeError> {
         Ok(self.channel.poll()?)
@@ -132,7 +140,6 @@ impl Pipe {
     }
 
     fn recv(&mut self, limit: usize, status: &Status) -> Result<(), PipeError> {
-        self.buffer.clear();
         while !self.channel.recv(&mut self.buffer, limit, Wait::Until(Instant::now() + TICK))? {
             if status.stopping() {
                 return Err(PipeError::Stopped);

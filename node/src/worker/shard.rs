@@ -180,6 +180,7 @@ fn head(
     drop(tokio.spawn_blocking(doorman));
     status.enter(Phase::Ready);
     let batch = Batch::new(job.placement.slots, job.placement.context);
+    let batch = batch.over_stages(job.placement.stages.len());
     let end = Head { compute, pipes, intake: &intake, batch, status }.run();
     door.close();
     drop(expecting);

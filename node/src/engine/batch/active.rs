@@ -33,6 +33,8 @@ pub(super) struct Active {
     pub(super) next: Option<u32>,
     /// Guesses at the end of `tokens` that the step under way verifies.
     pub(super) drafted: usize,
+    /// The step that ran something of it last.
+    pub(super) asked: u64,
     pub(super) follow: Option<Follow>,
     /// Order of admission.
     pub(super) admitted: u64,
@@ -71,6 +73,7 @@ impl Active {
             tokens: Vec::new(),
             next: None,
             drafted: 0,
+            asked: 0,
             follow: None,
             admitted,
             draft: speculate.then(Draft::new),

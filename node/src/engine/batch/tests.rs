@@ -107,7 +107,7 @@ fn answer(batch: &mut Batch, step: &Step, id: u32) {
         let right = tokens[tokens.len() - drafted..].iter().take_while(|guess| **guess == id).count();
         samples.extend((0..=right).map(|_| token(step, *slot, id)));
     }
-    batch.sampled(samples, MS);
+    batch.sampled(step.number, samples, MS);
 }
 
 fn runs(step: &Step) -> Vec<(u16, u32, usize)> {
@@ -393,7 +393,7 @@ fn a_fault_ends_its_request_and_its_slot_is_not_used_again() {
     batch.submit(other);
     let step = batch.plan(now()).unwrap();
     let fault = Sampled { step: step.number, slot: 0, outcome: Err(Fault::Activations) };
-    batch.sampled(vec![fault, token(&step, 1, 5)], MS);
+    batch.sampled(step.number, vec![fault, token(&step, 1, 5)], MS);
     let Some(Event::Failed(Failure::Computation(text))) = broken_log.events().pop() else {
         panic!("{:?}", broken_log.events())
     };
@@ -478,7 +478,7 @@ fn guesses_are_verified_counted_and_taken_back_where_they_are_wrong() {
                 _ => {}
             }
         }
-        batch.sampled(samples, MS);
+        batch.sampled(step.number, samples, MS);
     }
     let events = log.events();
     let Some(Event::Done { completion_tokens: 300, drafted_tokens, accepted_tokens, .. }) = events.last()
@@ -513,7 +513,7 @@ fn guesses_stop_where_they_do_not_pay() {
             samples.push(token(&step, 0, [10, 11, 12][id]));
         }
         // A row costs as much as a step.
-        batch.sampled(samples, MS * run.max(1) as u32);
+        batch.sampled(step.number, samples, MS * run.max(1) as u32);
     }
     let Some(Event::Done { drafted_tokens, .. }) = log.events().pop() else { panic!() };
     assert!(drafted_tokens < 40, "{drafted_tokens}");
@@ -570,4 +570,71 @@ fn a_reader_behind_for_a_moment_is_not_held_up_by_a_whole_chunk() {
     answer(&mut batch, &step, 5);
     let step = batch.plan(now() + 2_000 * MS).unwrap();
     assert!(matches!(runs(&step).as_slice(), [(1, _, 128)]), "it is not waited for: {step:?}");
+}
+
+/// Two stages: while one step is in the second, the first takes those that the first step left out.
+#[test]
+fn each_stage_has_some_of_those_that_decode() {
+    let mut batch = Batch::new(4, 1_000).over_stages(2);
+    let logs: Vec<Log> = (0..4)
+        .map(|_| {
+            let (pending, log) = pending(3, 5);
+            batch.submit(pending);
+            log
+        })
+        .collect();
+    let first = batch.plan(now()).unwrap();
+    assert_eq!(runs(&first).len(), 4, "all prompts at once");
+    answer(&mut batch, &first, 5);
+    let slots = |step: &Step| runs(step).iter().map(|run| run.0).collect::<Vec<_>>();
+    let mut under_way: VecDeque<Step> = VecDeque::new();
+    let mut pairs = Vec::new();
+    while logs.iter().any(|log| !matches!(log.events().last(), Some(Event::Done { .. }))) {
+        while !batch.is_full() {
+            let Some(step) = batch.plan(now()) else { break };
+            if !runs(&step).is_empty() {
+                pairs.push(slots(&step));
+            }
+            under_way.push_back(step);
+        }
+        answer(&mut batch, &under_way.pop_front().unwrap(), 5);
+    }
+    assert_eq!(pairs[..4], [[0, 1], [2, 3], [0, 1], [2, 3]]);
+    for log in &logs {
+        assert!(matches!(log.events().last(), Some(Event::Done { completion_tokens: 5, .. })));
+    }
+}
+
+/// Chunks of one prompt follow each other down the stages.
+#[test]
+fn a_prompt_fills_all_stages() {
+    let mut batch = Batch::new(1, 1_000).over_stages(3);
+    let (pending, _) = pending(400, 1);
+    batch.submit(pending);
+    let steps: Vec<Step> = (0..3).map(|_| batch.plan(now()).unwrap()).collect();
+    assert!(batch.is_full());
+    let chunks: Vec<_> = steps.iter().flat_map(runs).collect();
+    assert_eq!(chunks, [(0, 0, 128), (0, 128, 128), (0, 256, 128)]);
+    answer(&mut batch, &steps[0], 5);
+    assert_eq!(runs(&batch.plan(now()).unwrap()), [(0, 384, 16)]);
+}
+
+/// What comes for a request that was ended meanwhile is not taken for its successor's.
+#[test]
+fn an_answer_to_who_is_gone_is_nobody_elses() {
+    let mut batch = Batch::new(1, 1_000).over_stages(2);
+    let (gone, gone_log) = pending(3, 5);
+    batch.submit(gone);
+    let first = batch.plan(now()).unwrap();
+    gone_log.0.lock().unwrap().1 = true;
+    let (next, log) = pending(4, 2);
+    batch.submit(next);
+    let second = batch.plan(now()).unwrap();
+    assert!(runs(&second).iter().any(|run| run.2 == 4), "{second:?}");
+    answer(&mut batch, &first, 99);
+    assert!(batch.plan(now()).is_none(), "its own answer is awaited");
+    assert!(!log.events().iter().any(|event| matches!(event, Event::Token { .. })), "{:?}", log.events());
+    answer(&mut batch, &second, 5);
+    batch.plan(now());
+    assert!(matches!(log.events().last(), Some(Event::Token { id: 5, .. })), "{:?}", log.events());
 }

@@ -109,7 +109,7 @@ impl Instance {
         let Some(step) = self.batch.plan(start) else { return false };
         let samples = self.shard.execute(&step, &[], &mut Vec::new()).unwrap().to_vec();
         // Rows that cost nothing invite guesses and wide chunks.
-        self.batch.sampled(samples, Duration::from_micros(500));
+        self.batch.sampled(step.number, samples, Duration::from_micros(500));
         true
     }
 }
