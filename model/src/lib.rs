@@ -25,6 +25,7 @@ pub mod gguf;
 mod kernels;
 pub mod kv;
 pub mod part;
+pub mod rates;
 pub mod reference;
 pub mod sampling;
 pub mod shard;

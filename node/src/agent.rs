@@ -34,6 +34,8 @@ use crate::channels::{Channels, data_addrs};
 use crate::data_dir::{AgentFile, DataDir};
 use crate::exit::{Exit, Failure, with_causes};
 use crate::identity::Identity;
+use crate::links::Links;
+use crate::links::measure::Measuring;
 use crate::local_proof::LocalSecret;
 use crate::options::{Listen, UpOptions};
 use crate::store::ModelStore;
@@ -122,10 +124,12 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     let http = listener.local_addr()?;
 
     let gate = MemberGate::default();
-    let (raft_service, channel_service) = (Late::default(), Late::default());
+    let (raft_service, channel_service, measure_service) =
+        (Late::default(), Late::default(), Late::default());
     let services: Vec<(Topic, Arc<dyn Service>)> = vec![
         (Topic::Raft, Arc::new(raft_service.clone())),
         (Topic::Channel, Arc::new(channel_service.clone())),
+        (Topic::Measure, Arc::new(measure_service.clone())),
     ];
     let swarm = start_swarm(options, identity, Arc::new(gate.clone()), services).await?;
     let events = swarm.events();
@@ -186,7 +190,10 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     if tokio::time::timeout(FIRST_RECORD, known).await.is_err() {
         tracing::warn!("this node's record is late; until it is there nothing can be placed here");
     }
-    tasks.spawn(report::report(swarm.clone(), body, worker.clone(), files));
+    let (links, measuring) = (Links::default(), Measuring::new(swarm.clone(), endpoint.clone()));
+    measure_service.start(Arc::new(measuring.clone()));
+    tasks.spawn(links.clone().watch(swarm.clone(), measuring));
+    tasks.spawn(report::report(swarm.clone(), body, worker.clone(), files, links, endpoint.local_addr()));
     let front = tokio::spawn(shoal_web::serve(listener, router, http_stopping));
 
     data.announce(&AgentFile {

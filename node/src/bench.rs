@@ -3,7 +3,7 @@
 //! The nodes are this machine's, as in the demo, and the work goes through HTTP as any client's does, so that what is
 //! measured is what a person gets. Greedy, without an end of turn; nothing is speculated and no prefix reused unless it is asked for.
 
-mod floor;
+pub(crate) mod floor;
 mod machine;
 mod prompt;
 mod report;

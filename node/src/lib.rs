@@ -12,6 +12,7 @@ pub mod demo;
 pub mod engine;
 pub mod exit;
 pub mod identity;
+pub mod links;
 pub mod local_proof;
 pub mod local_swarm;
 pub mod logging;

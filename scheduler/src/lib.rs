@@ -25,4 +25,4 @@ pub use placement::{
 pub use planner::plan;
 pub use state::{Absorb, Command, Member, Outcome, Refusal, State, Tombstone};
 pub use topology::routes::{Graph, Routes, round_trip_class};
-pub use topology::{NodeOffer, Reach, Topology};
+pub use topology::{Link, LinkKind, NodeOffer, Reach, Topology};

@@ -104,7 +104,7 @@ mod tests {
                 memory_bytes: None,
                 reach: Reach::All,
             };
-            let topology = Topology { nodes: offers.iter().map(node).collect() };
+            let topology = Topology { nodes: offers.iter().map(node).collect(), ..Topology::default() };
             Self { state: State { group: GroupId(7), ..State::default() }, topology, index: 0 }
         }
 

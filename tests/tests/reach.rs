@@ -93,6 +93,12 @@ fn a_line_of_four_cables_elects_a_scheduler_and_survives_the_loss_of_an_end() ->
             Ok(())
         })?;
     }
+    let far = list(&agents[0].status()?["nodes"]).iter().find(|node| node["id"] == agents[3].node()).cloned();
+    let between = json!([agents[1].node(), agents[2].node()]);
+    ensure!(far.as_ref().is_some_and(|far| far["route"] == between), "the far end's route: {far:?}");
+    let shown = agents[0].cli(&["status"])?;
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    ensure!(shown.contains("h3 is reached over h1, h2"), "{shown}");
     commands_work(&agents[0], 4).context("from one end")?;
     commands_work(&agents[3], 4).context("from the other")?;
     // An end is lost; if it led, another does now.
@@ -163,6 +169,89 @@ fn who_comes_to_the_end_of_a_line_is_a_member_to_all() -> Result<()> {
         agents.push(Agent::start(cables.spec(&bed, host)?)?);
         let all: Vec<&Agent> = agents.iter().collect();
         await_formed(&format!("{} hosts of a line", host + 1), &all, FORM_PROMISE)?;
+    }
+    Ok(())
+}
+
+/// The links that an agent tells of, each as both of its interfaces.
+fn links(agent: &Agent) -> Result<Vec<Value>> {
+    Ok(list(&agent.status()?["links"]).to_vec())
+}
+
+fn link<'a>(links: &'a [Value], interface: &str) -> Result<&'a Value> {
+    let found =
+        links.iter().find(|link| link["a_interface"] == interface && link["b_interface"] == interface);
+    found.with_context(|| format!("no link over {interface} in {links:?}"))
+}
+
+#[test]
+fn parallel_cables_are_two_links_each_measured_and_one_goes_down_by_itself() -> Result<()> {
+    let cables = Cables::parallel(2)?;
+    let bed = Bed::new("parallel")?;
+    let agents = start(&cables, &bed, 2)?;
+    let all: Vec<&Agent> = agents.iter().collect();
+    await_formed("two hosts are one swarm", &all, FORM_PROMISE)?;
+    let measured = |agent: &Agent| {
+        let links = links(agent)?;
+        ensure!(links.len() == 2, "{links:?}");
+        for interface in ["c0", "c1"] {
+            let link = link(&links, interface)?;
+            ensure!(link["state"] == "tcp" && link["kind"] == "ethernet", "{link}");
+            let figures = [&link["rtt_us"]["p50"], &link["rtt_us"]["p99"], &link["bytes_per_s"]];
+            ensure!(
+                figures.iter().all(|figure| figure.as_f64().is_some_and(|figure| figure > 0.0)),
+                "{link}"
+            );
+        }
+        Ok(links)
+    };
+    for agent in &agents {
+        let seen =
+            within(&format!("{} has both links measured", agent.name()), BACK_PROMISE, || measured(agent))?;
+        println!("{} {}", seen[0], seen[1]);
+    }
+    let shown = agents[0].cli(&["status"])?;
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    ensure!(shown.contains("h0:c0") && shown.contains("h1:c1"), "{shown}");
+    cables.cut(1)?;
+    for agent in &agents {
+        within(&format!("{} sees one link down and the other up", agent.name()), BACK_PROMISE, || {
+            let links = links(agent)?;
+            let (kept, lost) = (link(&links, "c0")?, link(&links, "c1")?);
+            ensure!(kept["state"] == "tcp" && lost["state"] == "down", "{links:?}");
+            ensure!(lost["reason"].is_string() && lost["since"].is_string(), "{lost}");
+            Ok(())
+        })?;
+    }
+    cables.mend(1)?;
+    for agent in &agents {
+        within(&format!("{} has both back", agent.name()), BACK_PROMISE, || measured(agent))?;
+    }
+    await_formed("and they are one swarm", &all, FORM_PROMISE)?;
+    Ok(())
+}
+
+#[test]
+fn a_cable_that_is_not_declared_is_virtual_and_carries_nothing() -> Result<()> {
+    let cables = Cables::parallel(2)?;
+    let bed = Bed::new("undeclared")?;
+    let mut agents = Vec::new();
+    for host in 0..2 {
+        let mut spec = cables.spec(&bed, host)?;
+        spec.set("--interface", "c1=thunderbolt");
+        agents.push(Agent::start(spec)?);
+    }
+    let all: Vec<&Agent> = agents.iter().collect();
+    await_formed("two hosts are one swarm", &all, FORM_PROMISE)?;
+    within("the declared cable is the one link", BACK_PROMISE, || {
+        let links = links(&agents[0])?;
+        ensure!(links.len() == 1 && link(&links, "c1")?["kind"] == "thunderbolt", "{links:?}");
+        Ok(())
+    })?;
+    let status = agents[0].status()?;
+    for node in list(&status["nodes"]) {
+        let named = |name: &str| list(&node["interfaces"]).iter().any(|interface| interface["name"] == name);
+        ensure!(named("c1") && !named("c0"), "{node}");
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Nodes, links and instances, from this node's own words to the documents of the API.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use shoal_scheduler::NodeId;
 use shoal_scheduler::consensus::View;
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::directory::InstanceNow;
 use crate::swarm::interfaces::Kind;
-use crate::swarm::record::{DeviceKind, Download, RecordBody};
+use crate::swarm::record::{DeviceKind, Download, LinkReport, LinkState, RecordBody};
 use crate::swarm::{Entry, NodeState, RefusedPeer, Table};
 
 /// The members, ordered by name and id.
@@ -64,6 +64,9 @@ fn node(id: &NodeId, name: &str, view: &View, table: &Table) -> api::Node {
         rdma: body.map_or_else(Vec::new, rdma),
         neighbours: body
             .map_or_else(Vec::new, |body| body.neighbours.iter().map(|near| near.node.to_string()).collect()),
+        route: entry
+            .and_then(|entry| entry.route.as_ref())
+            .map(|route| route.iter().map(ToString::to_string).collect()),
         http: body.and_then(|body| body.http).map(|http| http.to_string()),
         models: body.map_or_else(Vec::new, |body| body.models.clone()),
         last_seen_ms: if own { Some(0) } else { entry.and_then(last_seen_ms) },
@@ -118,45 +121,90 @@ fn kind(kind: Kind) -> api::LinkKind {
     }
 }
 
-/// The links between members: what each node says of its neighbours, and this node's own view of its own.
+/// The links between members, as both ends' records tell of them: each pair of addresses once, whichever end found it and in
+/// whatever order. Two neighbours of whose links nothing is known yet are shown with their control connection.
 pub fn links(view: &View, table: &Table) -> Vec<api::Link> {
-    let mut links: BTreeMap<(String, String), api::Link> = BTreeMap::new();
-    let ends = |a: &NodeId, b: &NodeId| {
-        let (a, b) = (a.min(b), a.max(b));
-        (a.to_string(), b.to_string())
-    };
-    let link = |a: &NodeId, b: &NodeId, over: Kind, rtt: Option<f64>, down: bool| {
-        let (a, b) = ends(a, b);
-        let rtt_us = rtt.map(|rtt| api::Percentiles { p50: rtt, p99: None });
-        api::Link {
-            a,
-            b,
-            kind: kind(over),
-            state: if down { api::LinkState::Down } else { api::LinkState::Tcp },
-            reason: down.then(|| "no heartbeat arrives".into()),
-            since: None,
-            rtt_us: rtt_us.filter(|_| !down),
-            bytes_per_s: None,
-            encrypted: Some(over != Kind::Loopback),
-        }
-    };
-    for (id, entry) in &table.nodes {
-        let neighbours = entry.record.iter().flat_map(|record| &record.body.neighbours);
-        for near in neighbours.filter(|_| entry.state != NodeState::Gone) {
-            let both = [id, &near.node].into_iter().all(|end| view.state.members.contains_key(end));
-            if both {
-                let rtt = near.rtt_us.map(|us| us as f64);
-                links.insert(ends(id, &near.node), link(id, &near.node, near.kind, rtt, false));
+    let member = |id: &NodeId| view.state.members.contains_key(id);
+    let mut links: BTreeMap<[(&NodeId, String); 2], api::Link> = BTreeMap::new();
+    for (id, entry) in table.nodes.iter().filter(|(id, _)| member(id)) {
+        let reports = entry.record.iter().flat_map(|record| &record.body.links);
+        for report in reports.filter(|report| member(&report.node)) {
+            let mut ends = [(id, report.ours.to_string()), (&report.node, report.theirs.to_string())];
+            ends.sort();
+            let mut seen = link(&ends, id, report);
+            if entry.state == NodeState::Gone && seen.state != api::LinkState::Down {
+                (seen.state, seen.reason) =
+                    (api::LinkState::Down, Some("the node that tells of it is gone".into()));
+            }
+            match links.entry(ends) {
+                std::collections::btree_map::Entry::Vacant(place) => drop(place.insert(seen)),
+                std::collections::btree_map::Entry::Occupied(mut known) => join(known.get_mut(), seen),
             }
         }
     }
-    for (id, entry) in table.nodes.iter().filter(|(id, _)| **id != table.me) {
-        let (Some(path), true) = (&entry.path, view.state.members.contains_key(id)) else { continue };
-        let rtt = entry.rtt.map(|rtt| rtt.as_secs_f64() * 1e6);
-        let down = matches!(entry.state, NodeState::Suspect | NodeState::Gone);
-        links.insert(ends(&table.me, id), link(&table.me, id, path.kind, rtt, down));
+    let told: BTreeSet<[&NodeId; 2]> = links.keys().map(|[(a, _), (b, _)]| [*a, *b]).collect();
+    let mut links: Vec<api::Link> = links.into_values().collect();
+    for (id, entry) in table.nodes.iter().filter(|(id, _)| **id != table.me && member(id)) {
+        let mut ends = [&table.me, id];
+        ends.sort();
+        if let (Some(path), false) = (&entry.path, told.contains(&ends)) {
+            let down = matches!(entry.state, NodeState::Suspect | NodeState::Gone);
+            links.push(api::Link {
+                a: ends[0].to_string(),
+                b: ends[1].to_string(),
+                a_interface: None,
+                b_interface: None,
+                a_address: None,
+                b_address: None,
+                kind: kind(path.kind),
+                state: if down { api::LinkState::Down } else { api::LinkState::Probing },
+                reason: down.then(|| "no heartbeat arrives".into()),
+                since: None,
+                rtt_us: None,
+                bytes_per_s: None,
+                encrypted: Some(path.kind != Kind::Loopback),
+            });
+        }
     }
-    links.into_values().collect()
+    links
+}
+
+/// A link as `teller`, one of its ends, sees it.
+fn link(ends: &[(&NodeId, String); 2], teller: &NodeId, report: &LinkReport) -> api::Link {
+    let interface = |end: &NodeId| (end == teller).then(|| report.interface.clone());
+    let [(a, a_address), (b, b_address)] = ends;
+    api::Link {
+        a: a.to_string(),
+        b: b.to_string(),
+        a_interface: interface(a),
+        b_interface: interface(b),
+        a_address: Some(a_address.clone()),
+        b_address: Some(b_address.clone()),
+        kind: kind(report.kind),
+        state: match report.state {
+            LinkState::Probing => api::LinkState::Probing,
+            LinkState::Up => api::LinkState::Tcp,
+            LinkState::Down => api::LinkState::Down,
+        },
+        reason: report.reason.clone(),
+        since: Some(Timestamp::from_unix_ms(report.since_ms)),
+        rtt_us: report.rtt_us.map(|(p50, p99)| api::Percentiles { p50, p99: Some(p99) }),
+        bytes_per_s: report.bytes_per_s.map(|rate| rate as u64),
+        encrypted: Some(report.kind != Kind::Loopback),
+    }
+}
+
+/// Adds what the other end says: one of them measures, and a link that is down for one is down.
+fn join(link: &mut api::Link, other: api::Link) {
+    let down = |link: &api::Link| link.state == api::LinkState::Down;
+    let probing = |link: &api::Link| link.state == api::LinkState::Probing;
+    if (down(&other) && !down(link)) || (probing(link) && !probing(&other)) {
+        (link.state, link.reason, link.since) = (other.state, other.reason, other.since);
+    }
+    link.a_interface = link.a_interface.take().or(other.a_interface);
+    link.b_interface = link.b_interface.take().or(other.b_interface);
+    link.rtt_us = link.rtt_us.or(other.rtt_us);
+    link.bytes_per_s = link.bytes_per_s.or(other.bytes_per_s);
 }
 
 /// The machines that were told no, by us or that told us so.

@@ -1,6 +1,7 @@
 //! What is fixed about this node while it runs: the machine, its offer, where it answers.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::Context;
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
@@ -41,6 +42,16 @@ pub fn body(
         data,
         ..RecordBody::default()
     })
+}
+
+/// How long each of the two rates is measured.
+const RATE_FOR: Duration = Duration::from_millis(40);
+
+/// Reading of memory in bytes a second, and matrix products in floating-point operations a second, with so many threads: some
+/// 100 ms of work.
+pub fn rates(threads: usize) -> (Option<f64>, Option<f64>) {
+    let memory = crate::bench::floor::brief_memory_read(threads).map(|read| read.bytes_per_s as f64);
+    (memory, shoal_model::rates::matmul_flops_per_s(threads, RATE_FOR))
 }
 
 /// Memory that programs could still take, in bytes; 0 where the system does not say.

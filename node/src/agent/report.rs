@@ -1,12 +1,15 @@
 //! What this node says of itself to the others: made anew when something changed, published by the swarm.
 
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::adapt::files::ModelFiles;
+use crate::channels::data_addrs;
 use crate::engine::status::{self, Phase};
+use crate::links::Links;
 use crate::swarm::Swarm;
 use crate::swarm::record::{HeadReport, RankFailure, RankReport, RankState, RecordBody};
 use crate::worker::{Running, Worker};
@@ -19,11 +22,30 @@ const MAX_FAILURE_CHARS: usize = 120;
 const COUNTERS: Duration = Duration::from_secs(1);
 
 /// Publishes this node's record whenever it changes. Runs until it is dropped.
-pub async fn report(swarm: Swarm, fixed: RecordBody, worker: Worker, files: ModelFiles) {
+pub async fn report(
+    swarm: Swarm,
+    mut fixed: RecordBody,
+    worker: Worker,
+    files: ModelFiles,
+    links: Links,
+    data: SocketAddr,
+) {
+    // In the background: the start does not wait for it.
+    let threads = fixed.threads as usize;
+    let mut rates = tokio::task::spawn_blocking(move || super::facts::rates(threads));
+    let mut measured = false;
     let mut last = RecordBody::default();
     let mut counted = Instant::now();
     let mut shards = worker.changes();
     loop {
+        if !measured && rates.is_finished() {
+            measured = true;
+            (fixed.memory_read_bytes_per_s, fixed.matmul_flops_per_s) =
+                (&mut rates).await.unwrap_or_default();
+        }
+        fixed.interfaces = swarm.interfaces().for_record();
+        fixed.data = data_addrs(data, &swarm);
+        fixed.links = links.reports();
         let now = body(&fixed, &worker, &files).await;
         let quiet = without_counters(now.clone()) == without_counters(last.clone());
         if now != last && (!quiet || counted.elapsed() >= COUNTERS) {

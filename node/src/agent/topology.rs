@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use shoal_scheduler::consensus::View;
-use shoal_scheduler::{NodeId, NodeOffer, Reach, Topology};
+use shoal_scheduler::{Link, LinkKind, NodeId, NodeOffer, Reach, Topology};
 use tokio::time::Instant;
 
+use crate::swarm::interfaces::Kind;
+use crate::swarm::record::LinkState;
 use crate::swarm::{NodeState, Table};
 
 /// Two nodes that are not connected count as having no address for each other once both have been there for so long: before,
@@ -29,7 +31,34 @@ pub fn topology(view: &View, table: &Table) -> Topology {
             reach: reach.get(id).cloned().unwrap_or_default(),
         }
     };
-    Topology { nodes: view.state.members.iter().map(offer).collect() }
+    Topology { nodes: view.state.members.iter().map(offer).collect(), links: links(view, table) }
+}
+
+/// The links between members, as the end of the smaller id tells of them: it is the one that measures.
+fn links(view: &View, table: &Table) -> Vec<Link> {
+    let member = |id: &NodeId| view.state.members.contains_key(id);
+    let mut links = Vec::new();
+    for (id, entry) in table.nodes.iter().filter(|(id, _)| member(id)) {
+        let reports = entry.record.iter().flat_map(|record| &record.body.links);
+        for report in reports.filter(|report| *id < report.node && member(&report.node)) {
+            let ns = |us: f64| (us * 1e3) as u64;
+            links.push(Link {
+                a: id.clone(),
+                b: report.node.clone(),
+                kind: match report.kind {
+                    Kind::Loopback => LinkKind::Loopback,
+                    Kind::Thunderbolt => LinkKind::Thunderbolt,
+                    Kind::Ethernet => LinkKind::Ethernet,
+                    Kind::Wifi => LinkKind::Wifi,
+                    Kind::Virtual => LinkKind::Virtual,
+                },
+                up: report.state == LinkState::Up,
+                rtt_ns: report.rtt_us.map(|(p50, p99)| (ns(p50), ns(p99))),
+                bytes_per_s: report.bytes_per_s.map(|rate| rate as u64),
+            });
+        }
+    }
+    links
 }
 
 fn is_there(table: &Table, id: &NodeId) -> bool {
@@ -72,7 +101,6 @@ mod tests {
     use shoal_scheduler::{GroupId, State};
 
     use super::*;
-    use crate::swarm::interfaces::Kind;
     use crate::swarm::record::{Neighbour, Record, RecordBody, Version};
     use crate::swarm::{Entry, Table};
 

@@ -12,10 +12,14 @@ use shoal_model::huge_page_bytes;
 
 /// Bytes read in a pass: far more than any cache holds.
 const BYTES: usize = 512 << 20;
+/// The same where it may take only a moment: more than most caches hold.
+const BRIEF_BYTES: usize = 128 << 20;
 /// A huge page on x86-64, and on aarch64 with small pages of 4 KiB.
 const HUGE_PAGE: usize = 2 << 20;
 /// Passes; the median counts.
 const PASSES: usize = 7;
+/// The same where it may take only a moment.
+const BRIEF_PASSES: usize = 3;
 /// Bytes of a word.
 const WORD: usize = size_of::<u64>();
 /// Independent sums in flight, so that reading and not adding is the limit.
@@ -23,7 +27,7 @@ const LANES: usize = 32;
 
 /// What was read.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct MemoryRead {
+pub(crate) struct MemoryRead {
     /// Bytes a second of all threads together.
     pub bytes_per_s: u64,
     /// The share of the bytes that lay on huge pages, from 0 to 1; `None` where the system does not say.
@@ -32,25 +36,34 @@ pub(super) struct MemoryRead {
 
 /// Reads with `threads` threads; `None` where there is no memory for it.
 pub(super) fn memory_read(threads: usize) -> Option<MemoryRead> {
+    read(threads, BYTES, PASSES)
+}
+
+/// The same within some 100 ms, for a node that starts: less sure.
+pub(crate) fn brief_memory_read(threads: usize) -> Option<MemoryRead> {
+    read(threads, BRIEF_BYTES, BRIEF_PASSES)
+}
+
+fn read(threads: usize, size: usize, passes: usize) -> Option<MemoryRead> {
     let threads = threads.max(1);
-    let mut map = MmapMut::map_anon(BYTES.checked_add(HUGE_PAGE)?).ok()?;
+    let mut map = MmapMut::map_anon(size.checked_add(HUGE_PAGE)?).ok()?;
     // Where they are refused, the reading below says so.
     #[cfg(target_os = "linux")]
     let _ = map.advise(memmap2::Advice::HugePage);
     let skip = map.as_ptr().align_offset(HUGE_PAGE);
-    let bytes = map.get_mut(skip..skip.checked_add(BYTES)?)?;
+    let bytes = map.get_mut(skip..skip.checked_add(size)?)?;
     // Not zeros from the system, which would all be one page.
     for (number, word) in bytes.as_chunks_mut::<WORD>().0.iter_mut().enumerate() {
         *word = number.to_ne_bytes();
     }
     let bytes = &*bytes;
-    let huge_pages = huge_page_bytes(bytes).map(|huge| (huge as f64 / BYTES as f64).min(1.0));
-    let each = (BYTES / threads).next_multiple_of(HUGE_PAGE);
+    let huge_pages = huge_page_bytes(bytes).map(|huge| (huge as f64 / size as f64).min(1.0));
+    let each = (size / threads).next_multiple_of(HUGE_PAGE);
     let blocks: Vec<&[u8]> = bytes.chunks(each).collect();
-    let mut passes: Vec<Duration> = (0..PASSES).map(|_| pass(&blocks)).collect();
-    passes.sort_unstable();
-    let median = passes.get(PASSES / 2)?.as_secs_f64();
-    (median > 0.0).then(|| MemoryRead { bytes_per_s: (BYTES as f64 / median) as u64, huge_pages })
+    let mut times: Vec<Duration> = (0..passes).map(|_| pass(&blocks)).collect();
+    times.sort_unstable();
+    let median = times.get(times.len() / 2)?.as_secs_f64();
+    (median > 0.0).then(|| MemoryRead { bytes_per_s: (size as f64 / median) as u64, huge_pages })
 }
 
 /// One pass of all threads, from when all are ready to when all are done.

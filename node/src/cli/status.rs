@@ -182,24 +182,42 @@ fn downloads(swarm: &Swarm) -> Vec<String> {
 }
 
 fn links(swarm: &Swarm) -> Vec<String> {
-    if swarm.links.is_empty() {
-        return Vec::new();
+    let far = swarm.nodes.iter().filter(|node| node.route.as_ref().is_some_and(|route| !route.is_empty()));
+    let mut over: Vec<String> = Vec::new();
+    for node in far {
+        let between =
+            node.route.iter().flatten().map(|id| printable(node_name(swarm, id))).collect::<Vec<_>>();
+        over.push(format!("{} is reached over {}", printable(&node.name), between.join(", ")));
     }
-    let mut table = Table::new(["LINK", "", "KIND", "STATE", "RTT", "ENCRYPTED"]);
+    if swarm.links.is_empty() {
+        return over;
+    }
+    let mut table =
+        Table::new(["LINK", "", "KIND", "STATE", "RTT", "P99", "BYTES/S", "ENCRYPTED", "SINCE", "REASON"]);
     for link in &swarm.links {
-        let rtt = link.rtt_us.map_or("-".to_owned(), |rtt| format!("{:.0} us", rtt.p50));
+        let us = |us: Option<f64>| us.map_or("-".to_owned(), |us| format!("{us:.0} us"));
+        let end = |node: &str, interface: &Option<String>| {
+            let interface = interface.as_deref().map(|name| format!(":{}", printable(name)));
+            printable(node_name(swarm, node)) + interface.as_deref().unwrap_or_default()
+        };
+        let since = link.since.map(|since| format!("{} ago", show_span(swarm.time.since(since))));
         let encrypted = link.encrypted.map_or("-", |yes| if yes { "yes" } else { "no" });
         table.row([
-            printable(node_name(swarm, &link.a)),
-            printable(node_name(swarm, &link.b)),
+            end(&link.a, &link.a_interface),
+            end(&link.b, &link.b_interface),
             kind_of_link(link.kind).to_owned(),
             state_of_link(link.state).to_owned(),
-            rtt,
+            us(link.rtt_us.map(|rtt| rtt.p50)),
+            us(link.rtt_us.and_then(|rtt| rtt.p99)),
+            link.bytes_per_s.map_or("-".to_owned(), show_bytes),
             encrypted.to_owned(),
+            since.unwrap_or_else(|| "-".to_owned()),
+            link.reason.as_deref().map_or("-".to_owned(), printable),
         ]);
     }
     let mut lines = vec![String::new()];
     lines.extend(table.lines(""));
+    lines.extend(over);
     lines
 }
 

@@ -80,7 +80,7 @@ fn fits(footprint: &Footprint, offers: &[u64], parallel: Parallel, context: u32,
         parallel,
         nodes: Vec::new(),
     };
-    place(&Topology { nodes }, &[], &request).is_ok()
+    place(&Topology { nodes, ..Topology::default() }, &[], &request).is_ok()
 }
 
 /// The least number of bytes for which `enough` holds, which holds for all above too.

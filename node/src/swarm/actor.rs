@@ -286,7 +286,7 @@ impl Actor {
             self.libp2p.close_connection(id);
             return;
         };
-        if !dialling::is_wired(&self.me, &known.node) {
+        if !dialling::may_connect(&self.me, &known.node) {
             self.libp2p.close_connection(id);
             return;
         }

@@ -55,11 +55,13 @@ pub enum Topic {
     Record = 5,
     /// A node says that it leaves: the swarm's own.
     Goodbye = 6,
+    /// A link is to be measured.
+    Measure = 7,
 }
 
 impl Topic {
     fn of(number: u8) -> Option<Self> {
-        [Self::Raft, Self::Channel, Self::Command, Self::Report, Self::Record, Self::Goodbye]
+        [Self::Raft, Self::Channel, Self::Command, Self::Report, Self::Record, Self::Goodbye, Self::Measure]
             .into_iter()
             .find(|topic| *topic as u8 == number)
     }

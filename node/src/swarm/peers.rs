@@ -186,7 +186,7 @@ impl Peer {
 
     /// It is to be dialled from now on: at once by the node with the smaller id.
     pub fn dial_soon(&mut self, me: &NodeId, now: Instant) {
-        if !self.connections.is_empty() {
+        if !self.lacks_line() {
             return;
         }
         let due = if *me < self.node { now } else { now + LARGER_WAITS };
@@ -201,7 +201,7 @@ impl Peer {
     /// Whether it is to be dialled now.
     pub fn due(&self, now: Instant) -> bool {
         let held = self.hold.as_ref().is_some_and(|hold| now < hold.until);
-        let wanted = !self.dialling && self.connections.is_empty() && !self.addresses.is_empty();
+        let wanted = !self.dialling && self.lacks_line() && !self.addresses.is_empty();
         wanted && !held && self.next_dial.is_some_and(|due| now >= due)
     }
 
@@ -250,6 +250,11 @@ impl Peer {
         if self.wanted.len() < MAX_WANTED {
             self.wanted.insert(node.clone());
         }
+    }
+
+    /// Whether it is to be dialled: it has no connection, or one that is in doubt and may be replaced over another cable.
+    fn lacks_line(&self) -> bool {
+        self.connections.is_empty() || self.line_suspect
     }
 
     /// Whether there is a connection, and it is heard on it.

@@ -22,6 +22,8 @@ const PURPOSE: &[u8] = b"shoal record 0\0";
 const MAX_AMOUNT: u64 = 1 << 60;
 /// The longest text in a record, in bytes.
 const MAX_TEXT: usize = 512;
+/// The most links in a record.
+pub const MAX_LINKS: usize = 128;
 /// The most entries of any list in a record.
 const MAX_LIST: usize = 512;
 
@@ -30,6 +32,7 @@ const SIGNATURE: u16 = 2;
 const HEAD: u16 = 1;
 const BODY: u16 = 2;
 const ENDED: u16 = 3;
+const LINKS: u16 = 4;
 
 /// Why a record is refused.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -132,6 +135,43 @@ pub struct Neighbour {
     pub kind: Kind,
     /// Round trip over the control connection, in microseconds.
     pub rtt_us: Option<u64>,
+}
+
+/// What a link does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LinkState {
+    /// It was found and is being tried.
+    Probing,
+    /// It carries.
+    Up,
+    /// It carries nothing.
+    Down,
+}
+
+/// A pair of addresses over which a neighbour is reached, as one end sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LinkReport {
+    /// The other end's node.
+    pub node: NodeId,
+    /// This node's address.
+    pub ours: IpAddr,
+    /// The other's.
+    pub theirs: IpAddr,
+    /// This node's interface.
+    pub interface: String,
+    /// What it is.
+    pub kind: Kind,
+    /// What it does.
+    pub state: LinkState,
+    /// Why, where that is not obvious.
+    pub reason: Option<String>,
+    /// Since when, in milliseconds since 1970.
+    pub since_ms: u64,
+    /// Round trip of a small message over the data plane in microseconds, median and what 99 % stay under; measured by one
+    /// end.
+    pub rtt_us: Option<(f64, f64)>,
+    /// What it carries in a second, as that end measured.
+    pub bytes_per_s: Option<f64>,
 }
 
 /// A neighbour that was seen to end.
@@ -274,6 +314,9 @@ pub struct RecordBody {
     /// Neighbours that it lately saw end: their processes are gone. Filled in by the swarm; travels in a section of its own.
     #[serde(skip)]
     pub ended: Vec<Ended>,
+    /// Its links, at most [`MAX_LINKS`]; in a section of its own.
+    #[serde(skip)]
+    pub links: Vec<LinkReport>,
 }
 
 impl RecordBody {
@@ -349,6 +392,16 @@ impl RecordBody {
             amount("downloads", download.eta_ms.unwrap_or(0), MAX_AMOUNT)
         })?;
         list("ended", &self.ended, |_| Ok(()))?;
+        amount("links", self.links.len() as u64, MAX_LINKS as u64)?;
+        list("links", &self.links, |link| {
+            text("links", &link.interface)?;
+            text("links", link.reason.as_deref().unwrap_or_default())?;
+            amount("links", link.since_ms, MAX_AMOUNT)?;
+            for figure in [link.rtt_us.map(|rtt| rtt.0), link.rtt_us.map(|rtt| rtt.1), link.bytes_per_s] {
+                rate("links", figure)?;
+            }
+            Ok(())
+        })?;
         list("neighbours", &self.neighbours, |neighbour| {
             amount("neighbours", neighbour.rtt_us.unwrap_or(0), MAX_AMOUNT)
         })
@@ -430,8 +483,8 @@ impl Record {
         body: &RecordBody,
     ) -> Result<Vec<u8>, RecordError> {
         let head = Head { node: identity.id().clone(), version };
-        let payload =
-            Writer::new().section(HEAD, &head)?.section(BODY, body)?.section(ENDED, &body.ended)?.finish();
+        let writer = Writer::new().section(HEAD, &head)?.section(BODY, body)?;
+        let payload = writer.section(ENDED, &body.ended)?.section(LINKS, &body.links)?.finish();
         let signature = identity.sign(&signed(&payload));
         let bytes = Writer::new().raw(PAYLOAD, &payload)?.raw(SIGNATURE, &signature)?.finish();
         match bytes.len() > MAX_BYTES {
@@ -458,6 +511,7 @@ impl Record {
         }
         let mut body: RecordBody = reader.section(BODY)?;
         body.ended = reader.optional(ENDED)?.unwrap_or_default();
+        body.links = reader.optional(LINKS)?.unwrap_or_default();
         body.validate()?;
         Ok(Self { node, version, body })
     }
@@ -476,6 +530,21 @@ pub(super) mod tests {
         Record::seal_unchecked(identity, Version { started_ms: 1, sequence: u64::MAX }, body).unwrap()
     }
 
+    fn link(bytes_per_s: f64, interface: &str) -> LinkReport {
+        LinkReport {
+            node: Identity::generate().id().clone(),
+            ours: [10, 0, 0, 1].into(),
+            theirs: [10, 0, 0, 2].into(),
+            interface: interface.into(),
+            kind: Kind::Ethernet,
+            state: LinkState::Up,
+            reason: None,
+            since_ms: 1,
+            rtt_us: Some((10.0, 20.0)),
+            bytes_per_s: Some(bytes_per_s),
+        }
+    }
+
     fn version() -> Version {
         Version { started_ms: 10, sequence: 2 }
     }
@@ -483,7 +552,9 @@ pub(super) mod tests {
     #[test]
     fn is_signed_over_the_bytes_as_sent() {
         let identity = Identity::generate();
-        let body = RecordBody { name: "a".into(), ..RecordBody::default() };
+        let ended = Ended { node: identity.id().clone(), started_ms: 3 };
+        let links = vec![link(1e9, "eth0")];
+        let body = RecordBody { name: "a".into(), ended: vec![ended], links, ..RecordBody::default() };
         let bytes = Record::seal(&identity, version(), &body).unwrap();
         let record = Record::open(&bytes).unwrap();
         assert_eq!((record.node, record.version, record.body), (identity.id().clone(), version(), body));
@@ -509,6 +580,9 @@ pub(super) mod tests {
             ("name", RecordBody { name: "a\nb".into(), ..base() }),
             ("cpu", RecordBody { cpu: "x".repeat(MAX_TEXT + 1), ..base() }),
             ("models", RecordBody { models: vec![String::new(); MAX_LIST + 1], ..base() }),
+            ("links", RecordBody { links: vec![link(f64::NAN, "eth0"); 1], ..base() }),
+            ("links", RecordBody { links: vec![link(1.0, "a\nb"); 1], ..base() }),
+            ("links", RecordBody { links: vec![link(1.0, "eth0"); MAX_LINKS + 1], ..base() }),
             ("data", RecordBody { data: vec!["0.0.0.0:1".parse().unwrap()], ..base() }),
         ];
         for (expected, body) in absurd {

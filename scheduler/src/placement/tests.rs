@@ -234,7 +234,7 @@ fn swarm() -> impl Strategy<Value = (Footprint, Topology, PlanRequest)> {
             },
             ..offer(&name(i), bytes)
         };
-        Topology { nodes: nodes.into_iter().enumerate().map(offer).collect() }
+        Topology { nodes: nodes.into_iter().enumerate().map(offer).collect(), ..Topology::default() }
     });
     let parallel = prop_oneof![3 => Just(Parallel::Auto), 2 => (1u16..8).prop_map(Parallel::Pipeline)];
     (footprint, nodes, prop::option::of(1u32..300), 1u16..4, parallel).prop_map(
@@ -369,7 +369,7 @@ fn a_thousand_nodes_are_placed_at_once() {
             reach: if walls { Reach::Only(island(i)) } else { Reach::All },
             ..offer(&format!("n{i}"), bytes + (i as u64 % 7) * (1 << 26))
         };
-        let topology = Topology { nodes: (0..1000).map(node).collect() };
+        let topology = Topology { nodes: (0..1000).map(node).collect(), ..Topology::default() };
         let start = Instant::now();
         let outcome = place(&topology, &[], &request);
         println!("1,000 nodes, {what}: {:?}, fits: {}", start.elapsed(), outcome.is_ok());
@@ -415,7 +415,7 @@ fn ranks_share_stages_of_the_nodes_with_most_left() {
     let half = 500 + 120 + 480 + 8;
     let offers = [2 * half + 328, 2 * half + 500, 100, 2 * half + 400, 2 * half + 328];
     let nodes = (0..).zip(offers).map(|(index, bytes)| node(index, bytes)).collect();
-    let topology = Topology { nodes };
+    let topology = Topology { nodes, ..Topology::default() };
     let request = |parallel| PlanRequest {
         footprint: divisible(),
         context: Some(8),

@@ -68,6 +68,10 @@ fn many(swarm: &mut Swarm) {
     let link = |node: &Node| Link {
         a: hub.clone(),
         b: node.id.clone(),
+        a_interface: Some("eth0".to_owned()),
+        b_interface: Some("eth0".to_owned()),
+        a_address: None,
+        b_address: None,
         kind: LinkKind::Ethernet,
         state: LinkState::Tcp,
         reason: None,

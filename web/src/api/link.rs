@@ -4,13 +4,21 @@ use serde::{Deserialize, Serialize};
 
 use super::Timestamp;
 
-/// The connection of two neighbours. One per pair, kind; `a` is the smaller id.
+/// The connection of two neighbours: one for each pair of their addresses that reach each other; `a` is the smaller id.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Link {
     /// One end, by id.
     pub a: String,
     /// The other end, by id.
     pub b: String,
+    /// The interface of `a` that it leaves by; null where that is not known.
+    pub a_interface: Option<String>,
+    /// The interface of `b`.
+    pub b_interface: Option<String>,
+    /// The address of `a`.
+    pub a_address: Option<String>,
+    /// The address of `b`.
+    pub b_address: Option<String>,
     /// What it runs over.
     pub kind: LinkKind,
     /// What carries tensors on it now.

@@ -39,6 +39,8 @@ pub struct Node {
     pub rdma: Vec<RdmaDevice>,
     /// The nodes it is connected to, by id.
     pub neighbours: Vec<String>,
+    /// The nodes between the one that tells and this one, in order: none for a neighbour; null where no way leads to it.
+    pub route: Option<Vec<String>>,
     /// `IP:PORT` of its page and APIs. Usually a loopback address of its own machine.
     pub http: Option<String>,
     /// Digests of the models on its disk.

@@ -293,7 +293,9 @@ impl Actor {
         let peer = connection.peer;
         let Some(known) = self.peers.get_mut(&peer) else { return };
         known.admitted(now);
-        if known.primary.is_none() {
+        // The newest is known to work now, in both directions; the one before may be over a cable that was pulled, which one
+        // of the two notices before the other.
+        if known.primary != Some(id) {
             self.make_primary(peer, id, now);
         }
     }

@@ -29,11 +29,17 @@ pub struct Seed {
 
 /// Whether a cable joins the two: in tests, where all nodes are on one machine, a mask says which.
 #[cfg(test)]
-pub use crate::swarm::tests::wiring::is_wired;
+pub use crate::swarm::tests::wiring::{is_wired, may_connect};
 
 /// Whether a cable joins the two is what comes of dialling.
 #[cfg(not(test))]
 pub fn is_wired(_: &shoal_scheduler::NodeId, _: &shoal_scheduler::NodeId) -> bool {
+    true
+}
+
+/// Whether they may be connected anew.
+#[cfg(not(test))]
+pub fn may_connect(_: &shoal_scheduler::NodeId, _: &shoal_scheduler::NodeId) -> bool {
     true
 }
 
@@ -82,8 +88,12 @@ impl Actor {
         for id in self.peers.due(now) {
             let Some(known) = self.peers.get_mut(&id) else { continue };
             known.dialled(now);
+            let condition = match known.line_suspect {
+                true => PeerCondition::NotDialing,
+                false => PeerCondition::DisconnectedAndNotDialing,
+            };
             let options = DialOpts::peer_id(id)
-                .condition(PeerCondition::DisconnectedAndNotDialing)
+                .condition(condition)
                 .addresses(known.addresses())
                 .allocate_new_port()
                 .build();

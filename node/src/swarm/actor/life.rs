@@ -205,6 +205,7 @@ impl Actor {
     /// Connections without heartbeats are doubted, then given up; nodes without a word are suspect, then gone.
     pub(super) fn judge_silence(&mut self, now: Instant) {
         let (mut silent, mut lost) = (Vec::new(), Vec::new());
+        let me = self.me.clone();
         for (id, known) in self.peers.iter_mut() {
             let since = |heard: Option<Instant>| {
                 heard.map(|heard| pulse::judge(now.saturating_duration_since(heard)))
@@ -213,6 +214,8 @@ impl Actor {
                 match since(known.line_heard) {
                     Some(Silence::Suspect) if !known.line_suspect => {
                         known.line_suspect = true;
+                        // Another cable may lead there.
+                        known.dial_soon(&me, now);
                         self.reach.touch();
                         self.publishing.note_change();
                     }

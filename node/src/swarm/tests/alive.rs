@@ -96,14 +96,14 @@ async fn a_lost_connection_alone_is_not_death() {
 async fn a_peer_that_falls_silent_is_suspect_and_then_gone_and_comes_back() {
     let a = node(&[]).await;
     let proxy = Proxy::start(&a).await;
-    // `a` cannot dial past the hole: it knows `b` by the connection that came in, and `b` listens on another loopback address
-    // that `a` learns of too; so both sides must fall silent through the proxy alone.
+    // Neither may dial past the hole: `b` listens on another address that `a` learns of.
     let gate = TestGate::open();
     let b = start(SwarmConfig { peers: vec![proxy.address()], ..config("test", &[]) }, gate).await;
     until_ready(&a, &b).await;
     until_ready(&b, &a).await;
     let (mut seen_by_a, mut seen_by_b) = (a.events(), b.events());
     let silenced = Instant::now();
+    wiring::freeze(&a, &b, true);
     proxy.swallow(true);
     let id = a.id().clone();
     until(&b, "suspect", |table| is(table, &id, NodeState::Suspect)).await;
@@ -114,8 +114,34 @@ async fn a_peer_that_falls_silent_is_suspect_and_then_gone_and_comes_back() {
     assert!(after >= Duration::from_millis(2600), "a pause of 2 s is not death: {after:?}");
     assert_eq!(gone(&mut seen_by_a, b.id()).await, Gone::Silent);
     proxy.swallow(false);
+    wiring::freeze(&a, &b, false);
     until_ready(&b, &a).await;
     until_ready(&a, &b).await;
+}
+
+#[tokio::test]
+async fn a_connection_in_doubt_is_replaced_over_another_address_before_anybody_is_gone() {
+    let a = node(&[]).await;
+    let proxy = Proxy::start(&a).await;
+    let b =
+        start(SwarmConfig { peers: vec![proxy.address()], ..config("test", &[]) }, TestGate::open()).await;
+    until_ready(&a, &b).await;
+    until_ready(&b, &a).await;
+    let (mut seen_by_a, mut seen_by_b) = (a.events(), b.events());
+    // As a pulled cable beside another one: what went through the proxy is lost, the nodes' own addresses still work.
+    proxy.swallow(true);
+    let id = a.id().clone();
+    let cut = Instant::now();
+    until(&b, "missed", |table| is(table, &id, NodeState::Suspect)).await;
+    until_ready(&b, &a).await;
+    println!("replaced after {} ms", cut.elapsed().as_millis());
+    let answer = b.call(a.id(), Topic::Command, b"ping".to_vec(), CAP).await;
+    assert_eq!(answer, Ok(b"pong ping".to_vec()));
+    for events in [&mut seen_by_a, &mut seen_by_b] {
+        while let Ok(event) = events.try_recv() {
+            assert!(!matches!(event, SwarmEvent::Gone { .. }), "{event:?}");
+        }
+    }
 }
 
 #[tokio::test]

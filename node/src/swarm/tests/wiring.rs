@@ -13,6 +13,30 @@ pub fn is_wired(a: &NodeId, b: &NodeId) -> bool {
     [(a, b), (b, a)].into_iter().all(|(a, b)| cables.get(a).is_none_or(|near| near.contains(b)))
 }
 
+/// Pairs that keep the connections that they have and get no new ones.
+static FROZEN: Mutex<BTreeSet<[NodeId; 2]>> = Mutex::new(BTreeSet::new());
+
+/// Whether the two may be connected anew.
+pub fn may_connect(a: &NodeId, b: &NodeId) -> bool {
+    is_wired(a, b) && !FROZEN.lock().unwrap().contains(&pair(a, b))
+}
+
+/// From now on the two get no new connection, or do again.
+pub fn freeze(a: &Swarm, b: &Swarm, frozen: bool) {
+    let pair = pair(a.id(), b.id());
+    let mut all = FROZEN.lock().unwrap();
+    if frozen {
+        all.insert(pair)
+    } else {
+        all.remove(&pair)
+    };
+}
+
+fn pair(a: &NodeId, b: &NodeId) -> [NodeId; 2] {
+    let (a, b) = if a < b { (a, b) } else { (b, a) };
+    [a.clone(), b.clone()]
+}
+
 fn wire(a: &NodeId, b: &NodeId, joined: bool) {
     let mut cables = CABLES.lock().unwrap();
     for (a, b) in [(a, b), (b, a)] {
