@@ -98,6 +98,9 @@ pub(crate) enum ForwardError {
     /// The ranks did not come together.
     #[error(transparent)]
     Group(#[from] CollectiveError),
+    /// The device failed; what it holds is not sure any more.
+    #[error("{0}")]
+    Device(String),
 }
 
 /// The result of a product that this rank has only a part of.

@@ -1,5 +1,7 @@
 //! What a model takes in memory.
 
+mod device;
+
 use crate::config::{
     ATTN_K, ATTN_K_NORM, ATTN_NORM, ATTN_OUTPUT, ATTN_Q, ATTN_Q_NORM, ATTN_V, DecoderConfig, EMBEDDING,
     FFN_DOWN, FFN_GATE, FFN_NORM, FFN_UP, OUTPUT, OUTPUT_NORM, POST_ATTENTION_NORM, POST_FFN_NORM,

@@ -17,9 +17,11 @@
 //! error. What is computed has the same bits however it is batched, cut or threaded; how near it is to f32 is measured
 //! beside llama.cpp (`tests/fidelity.rs`).
 
+mod backend;
 pub mod collective;
 pub mod config;
 mod decoder;
+pub mod device;
 pub mod footprint;
 pub mod gguf;
 mod kernels;
@@ -37,6 +39,7 @@ pub mod tokenizer;
 
 pub use collective::{Collective, CollectiveError};
 pub use config::{ConfigError, DecoderConfig};
+pub use device::Device;
 pub use footprint::Footprint;
 pub use gguf::{GgufError, Metadata, ModelFile};
 pub use kernels::arena::huge_page_bytes;

@@ -8,6 +8,7 @@
 //!
 //! Tensors are of rows: `(rows, width)`; heads make `(rows, heads, width of a head)` of it.
 
+mod cache;
 mod load;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,10 @@ use candle_core::{D, DType, Module};
 pub use candle_core::{Device, Tensor};
 
 use crate::config::{Activation, ConfigError, DecoderConfig, Pairs};
+use crate::kernels::attention::Span;
+use crate::kv::{Full, pages_for};
+pub use cache::Cache;
+pub(crate) use cache::Room;
 pub use load::Weights;
 #[cfg(test)]
 pub(crate) use load::stored_as;
@@ -74,6 +79,19 @@ pub enum ReferenceError {
     /// An operation failed: the device has no memory left, or does not do it.
     #[error("the device could not compute a tensor; use another device or a smaller context")]
     Device(#[from] candle_core::Error),
+    /// No page of the cache is left.
+    #[error(transparent)]
+    Full(#[from] Full),
+}
+
+impl ReferenceError {
+    /// In one line with what the device said.
+    pub(crate) fn with_cause(&self) -> String {
+        match self {
+            ReferenceError::Device(cause) => format!("{self}: {cause}"),
+            _ => self.to_string(),
+        }
+    }
 }
 
 /// What comes after a matrix: its product, and a bias where the architecture has one.
@@ -121,8 +139,6 @@ struct Layer {
     up: QMatMul,
     down: QMatMul,
     post_ffn_norm: Option<Norm>,
-    /// Radians per position, of each pair.
-    frequencies: Box<[f64]>,
     /// Positions that a token sees, its own included; none: all.
     window: Option<usize>,
 }
@@ -140,14 +156,23 @@ pub struct Decoder {
     embedding: Option<QMatMul>,
     layers: Vec<Layer>,
     head: Option<Head>,
+    /// Radians per position of each pair, in layers that see everything.
+    frequencies: Box<[f64]>,
+    /// The same in layers with a window, where there are any.
+    window_frequencies: Option<Box<[f64]>>,
 }
 
-/// The keys and values of one sequence in a decoder's layers.
-pub struct Cache {
-    /// Of each layer, `(context, kv_heads, head_dim)`.
-    layers: Vec<(Tensor, Tensor)>,
-    held: usize,
-    context: usize,
+/// The most scores of attention that are held at once, for each of the tensors that they go through: a longer run is taken
+/// in pieces.
+pub(crate) const MAX_SCORES: usize = 1 << 22;
+
+/// What the layers of one pass have in common.
+struct Pass<'a> {
+    spans: &'a [Span],
+    /// Of each span, where its sequence lies in the cache.
+    indices: Vec<Tensor>,
+    turns: Turns,
+    window_turns: Option<Turns>,
 }
 
 impl Decoder {
@@ -158,10 +183,23 @@ impl Decoder {
 
     /// An empty cache for a sequence of at most `context` tokens.
     pub fn cache(&self, context: usize) -> Result<Cache, ReferenceError> {
-        let shape = (context, self.config.kv_heads as usize, self.config.head_dim as usize);
-        let empty = || Tensor::zeros(shape, DType::F32, &self.device);
-        let layers = self.layers.iter().map(|_| Ok((empty()?, empty()?)));
-        Ok(Cache { layers: layers.collect::<candle_core::Result<_>>()?, held: 0, context })
+        let room = Room { places: 1, longest: context, pages: pages_for(context), kind: DType::F32 };
+        Ok(self.cache_for(room)?)
+    }
+
+    /// An empty cache for several sequences.
+    pub(crate) fn cache_for(&self, room: Room) -> candle_core::Result<Cache> {
+        Cache::new(&self.config, self.layers.len(), room, &self.device)
+    }
+
+    /// Whether it holds the output matrix.
+    pub(crate) fn has_head(&self) -> bool {
+        self.head.is_some()
+    }
+
+    /// Where it computes.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Takes a whole model from tokens to logits: `(tokens, vocab)`. The first token is at position `pos`, and all before
@@ -185,16 +223,44 @@ impl Decoder {
     /// Takes rows of consecutive positions through the layers.
     pub fn run(&self, cache: &mut Cache, rows: &Tensor, pos: usize) -> Result<Tensor, ReferenceError> {
         let (count, _) = rows.dims2()?;
-        let (held, context) = (cache.held, cache.context);
-        let end = pos.checked_add(count).filter(|&end| pos <= held && end <= context);
-        let end =
-            end.ok_or(ReferenceError::Positions { from: pos, to: pos.saturating_add(count), held, context })?;
-        let mut x = rows.clone();
-        for (layer, (keys, values)) in self.layers.iter().zip(&cache.layers) {
-            x = (&x + self.attend(layer, keys, values, &x, pos..end)?)?;
-            x = (&x + self.mlp(layer, &x)?)?;
+        let (held, context) = (cache.len(0), cache.longest());
+        if pos > held || pos.checked_add(count).is_none_or(|end| end > context) {
+            return Err(ReferenceError::Positions {
+                from: pos,
+                to: pos.saturating_add(count),
+                held,
+                context,
+            });
         }
-        cache.held = end;
+        cache.truncate(0, pos);
+        self.run_spans(cache, rows, &[Span { place: 0, pos, first_row: 0, rows: count }])
+    }
+
+    /// Takes the rows of several sequences through the layers; each span continues its sequence.
+    pub(crate) fn run_spans(
+        &self,
+        cache: &mut Cache,
+        rows: &Tensor,
+        spans: &[Span],
+    ) -> Result<Tensor, ReferenceError> {
+        for span in spans {
+            cache.grow(span.place, span.pos + span.rows)??;
+        }
+        let turns = |frequencies: &[f64]| {
+            let positions = spans.iter().flat_map(|span| span.pos..span.pos + span.rows);
+            Turns::new(frequencies, positions, self.config.rotary.pairs, &self.device)
+        };
+        let pass = Pass {
+            spans,
+            indices: spans.iter().map(|span| cache.index(span.place)).collect::<candle_core::Result<_>>()?,
+            turns: turns(&self.frequencies)?,
+            window_turns: self.window_frequencies.as_deref().map(turns).transpose()?,
+        };
+        let mut x = rows.clone();
+        for index in 0..self.layers.len() {
+            x = (&x + self.attend(index, cache, &x, &pass)?)?;
+            x = (&x + self.mlp(&self.layers[index], &x)?)?;
+        }
         Ok(x)
     }
 
@@ -207,15 +273,15 @@ impl Decoder {
     /// Grouped-query attention. Queries of one key head are neighbours: `(kv_heads, heads / kv_heads, rows, head_dim)`.
     fn attend(
         &self,
-        layer: &Layer,
-        keys: &Tensor,
-        values: &Tensor,
+        index: usize,
+        cache: &Cache,
         x: &Tensor,
-        positions: Range<usize>,
+        pass: &Pass<'_>,
     ) -> candle_core::Result<Tensor> {
+        let layer = &self.layers[index];
         let [heads, kv_heads, dim] =
             [self.config.heads, self.config.kv_heads, self.config.head_dim].map(|n| n as usize);
-        let (rows, group) = (positions.len(), heads / kv_heads);
+        let (rows, _) = x.dims2()?;
         let normed = layer.attn_norm.forward(x)?;
         let mut q = layer.q.forward(&normed)?.reshape((rows, heads, dim))?;
         let mut k = layer.k.forward(&normed)?.reshape((rows, kv_heads, dim))?;
@@ -224,26 +290,53 @@ impl Decoder {
             q = q_norm.forward(&q)?;
             k = k_norm.forward(&k)?;
         }
-        let turns =
-            Turns::new(&layer.frequencies, positions.clone(), self.config.rotary.pairs, &self.device)?;
-        keys.slice_set(&turns.turn(&k)?.contiguous()?, 0, positions.start)?;
-        values.slice_set(&v.contiguous()?, 0, positions.start)?;
-
-        // What the first row sees, up to what the last one does.
-        let seen =
-            layer.window.map_or(0, |window| (positions.start + 1).saturating_sub(window))..positions.end;
-        let of_heads =
-            |cache: &Tensor| cache.narrow(0, seen.start, seen.len())?.transpose(0, 1)?.contiguous();
-        let q = turns.turn(&q)?.reshape((rows, kv_heads, group, dim))?.permute((1, 2, 0, 3))?;
-        let q = q.reshape((kv_heads, group * rows, dim))?;
-        let scores = (q.matmul(&of_heads(keys)?.t()?)? * f64::from(self.config.attention_scale))?;
-        let scores = scores.reshape((kv_heads, group, rows, seen.len()))?;
-        let weights =
-            softmax(&scores.broadcast_add(&mask(layer.window, positions, &seen, &self.device)?)?)?;
-        let weights = weights.reshape((kv_heads, group * rows, seen.len()))?;
-        let attended = weights.matmul(&of_heads(values)?)?.reshape((kv_heads, group, rows, dim))?;
-        let attended = attended.permute((2, 0, 1, 3))?.reshape((rows, heads * dim))?;
+        let turns = match &pass.window_turns {
+            Some(turns) if layer.window.is_some() => turns,
+            _ => &pass.turns,
+        };
+        let (q, k) = (turns.turn(&q)?, turns.turn(&k)?);
+        let mut attended = Vec::new();
+        for (span, place) in pass.spans.iter().zip(&pass.indices) {
+            let of_span = |tensor: &Tensor| tensor.narrow(0, span.first_row, span.rows);
+            cache.write(index, span, [&of_span(&k)?, &of_span(&v)?])?;
+            let q = of_span(&q)?;
+            let at_once = (MAX_SCORES / heads / (span.pos + span.rows)).max(1);
+            for start in (0..span.rows).step_by(at_once) {
+                let rows = at_once.min(span.rows - start);
+                let positions = span.pos + start..span.pos + start + rows;
+                // What the first row sees, up to what the last one does.
+                let first = layer.window.map_or(0, |window| (positions.start + 1).saturating_sub(window));
+                let kv = cache.read(index, place, first..positions.end)?;
+                attended.push(self.attend_some(&q.narrow(0, start, rows)?, kv, positions, layer.window)?);
+            }
+        }
+        let attended = Tensor::cat(&attended, 0)?;
         after(&layer.post_attention_norm, layer.attn_output.forward(&attended)?)
+    }
+
+    /// The attended rows of consecutive positions, `(rows, heads * head_dim)`, of queries `(rows, heads, head_dim)` and the
+    /// keys and values up to the last of these positions.
+    fn attend_some(
+        &self,
+        q: &Tensor,
+        [keys, values]: [Tensor; 2],
+        positions: Range<usize>,
+        window: Option<usize>,
+    ) -> candle_core::Result<Tensor> {
+        let (rows, heads, dim) = q.dims3()?;
+        let (kv_heads, seen, _) = keys.dims3()?;
+        let group = heads / kv_heads;
+        let q = q.reshape((rows, kv_heads, group, dim))?.permute((1, 2, 0, 3))?;
+        let q = q.reshape((kv_heads, group * rows, dim))?;
+        let mut scores = (q.matmul(&keys.t()?)? * f64::from(self.config.attention_scale))?;
+        // A single row sees all that there is.
+        if rows > 1 {
+            let mask = mask(window, positions.clone(), &(positions.end - seen..positions.end), &self.device)?;
+            let of_rows = scores.reshape((kv_heads, group, rows, seen))?.broadcast_add(&mask)?;
+            scores = of_rows.reshape((kv_heads, group * rows, seen))?;
+        }
+        let attended = softmax(&scores)?.matmul(&values)?.reshape((kv_heads, group, rows, dim))?;
+        attended.permute((2, 0, 1, 3))?.reshape((rows, heads * dim))
     }
 
     fn mlp(&self, layer: &Layer, x: &Tensor) -> candle_core::Result<Tensor> {
@@ -297,11 +390,11 @@ struct Turns {
 impl Turns {
     fn new(
         frequencies: &[f64],
-        positions: Range<usize>,
+        positions: impl Iterator<Item = usize> + Clone,
         pairs: Pairs,
         device: &Device,
     ) -> candle_core::Result<Turns> {
-        let shape = (positions.len(), 1, frequencies.len());
+        let shape = (positions.clone().count(), 1, frequencies.len());
         let table = |of: fn(f64) -> f64| {
             let turns = positions.clone().flat_map(|position| {
                 frequencies.iter().map(move |frequency| of(position as f64 * frequency) as f32)

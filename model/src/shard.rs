@@ -17,9 +17,11 @@ use answer::Answers;
 pub use error::StepError;
 use slots::Slots;
 
+use crate::backend::Backend;
 use crate::collective::Collective;
 pub use crate::decoder::LoadError;
-use crate::decoder::{Decoder, ForwardError, Loading, Rows};
+use crate::decoder::{ForwardError, Loading, Rows};
+use crate::device::Device;
 use crate::gguf::ModelFile;
 use crate::kv::KvType;
 use crate::part::Rank;
@@ -37,15 +39,16 @@ pub struct ShardSpec {
     pub context: u32,
     /// Requests at a time. The shard has [`crate::kv::places`] slots for them and room for as many full contexts.
     pub slots: u16,
-    /// As what numbers keys and values are kept.
+    /// As what numbers keys and values are kept, by the kernels; a device keeps f16.
     pub kv_type: KvType,
-    /// Threads that compute, the one that calls [`Shard::execute`] included. Each shard has its own.
+    /// Threads that compute, the one that calls [`Shard::execute`] included. Each shard has its own. What `candle` computes
+    /// on the processor has threads of `candle`'s.
     pub threads: usize,
 }
 
 /// A loaded part of a model and the state of its sequences.
 pub struct Shard {
-    decoder: Decoder,
+    decoder: Backend,
     slots: Slots,
     /// At the last shard.
     answers: Option<Answers>,
@@ -69,10 +72,21 @@ impl Shard {
         spec: &ShardSpec,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Shard, LoadError> {
+        Self::load_on(Device::Cpu, file, spec, progress)
+    }
+
+    /// The same on a device. Only on [`Device::Cpu`] do a row's bits depend on nothing but file and tokens: what other devices
+    /// compute is as near as their operations are.
+    pub fn load_on(
+        device: Device,
+        file: &ModelFile,
+        spec: &ShardSpec,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Shard, LoadError> {
         let ShardSpec { layers, rank, context, slots, kv_type, threads } = spec.clone();
         let (rows, sampled) = (max_rows(slots), MAX_DRAFT + usize::from(slots));
         let loading = Loading { file, layers, rank, context, slots, kv_type, threads, rows, sampled };
-        let decoder = Decoder::load(&loading, progress)?;
+        let decoder = Backend::load(device, &loading, progress)?;
         let config = decoder.config();
         let last = spec.layers.end == config.layers;
         Ok(Shard {
@@ -135,7 +149,7 @@ impl Shard {
             let number = step.number;
             answers
                 .give(step, &mut self.decoder, &mut self.slots, &self.broken, &mut self.sampled)
-                .map_err(|source| StepError::Group { step: number, source })?;
+                .map_err(|error| failed(number, error))?;
             return Ok(&self.sampled);
         }
         output.extend_from_slice(self.decoder.rows(rows));
@@ -149,7 +163,8 @@ impl Shard {
     /// by itself. Of a shard that has a part of the vocabulary, those of its tokens. Nothing if the step had no such row or
     /// this is not the last shard.
     pub fn logits(&mut self, row: usize) -> Option<&[f32]> {
-        (self.last && row < self.rows).then(|| self.decoder.logits(&[row]).0)
+        let logits = (self.last && row < self.rows).then(|| self.decoder.logits(&[row]).ok()).flatten();
+        logits.map(|(logits, _)| logits)
     }
 
     /// Takes the rows through the layers and notes those that are not finite.
@@ -170,13 +185,18 @@ impl Shard {
         }
         let batch = step.ops.iter().filter_map(rows_of);
         let number = step.number;
-        self.decoder.forward(batch, input).map_err(|error| match error {
-            ForwardError::Full(source) => StepError::Full { step: number, source },
-            ForwardError::Group(source) => StepError::Group { step: number, source },
-        })?;
+        self.decoder.forward(batch, input).map_err(|error| failed(number, error))?;
         let rows = (0..step.rows()).filter(|&row| self.decoder.is_broken(row));
         self.broken.extend(rows);
         Ok(())
+    }
+}
+
+fn failed(step: u64, error: ForwardError) -> StepError {
+    match error {
+        ForwardError::Full(source) => StepError::Full { step, source },
+        ForwardError::Group(source) => StepError::Group { step, source },
+        ForwardError::Device(text) => StepError::Device { step, text },
     }
 }
 

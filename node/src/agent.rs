@@ -162,7 +162,10 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     let files = ModelFiles::new(ModelStore::open(&options.model_dir), options.stop.clone());
     let channels = Channels::new(swarm.clone(), endpoint.clone());
     channel_service.start(Arc::new(channels.clone()));
-    let worker = Worker::new(me.clone(), options.threads, channels.clone(), Arc::new(files.clone()));
+    let worker = {
+        let files = Arc::new(files.clone());
+        Worker::new(me.clone(), options.threads, options.device, channels.clone(), files)
+    };
     let directory = Directory::new(me.clone(), consensus.view(), swarm.table(), worker.clone());
     let view =
         LiveView::new(options.swarm.clone(), me.clone(), directory.clone(), consensus.clone(), files.clone());

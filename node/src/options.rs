@@ -15,13 +15,16 @@ use std::time::Duration;
 use clap::Args;
 use libp2p::Multiaddr;
 use serde::Deserialize;
+use shoal_model::Device;
+use shoal_model::device::Found;
 use tokio_util::sync::CancellationToken;
 
 use crate::exit::{Exit, Failure};
 use crate::logging::LogFormat;
 use crate::swarm::{InterfaceRule, PeerAddress};
 pub use values::{
-    Bytes, ListenAddress, MAX_NAME_BYTES, NodeName, RdmaMode, Span, SwarmName, show_bytes, show_span,
+    Bytes, DeviceChoice, ListenAddress, MAX_NAME_BYTES, NodeName, RdmaMode, Span, SwarmName, show_bytes,
+    show_span,
 };
 
 /// Where the HTTP side listens unless told otherwise.
@@ -73,6 +76,8 @@ pub struct UpOptions {
     pub offer_bytes: u64,
     /// Threads that compute; at least one.
     pub threads: usize,
+    /// Where shards are computed.
+    pub device: Device,
     /// Interfaces allowed for data besides those that are by default.
     pub interfaces: Vec<InterfaceRule>,
     /// Whether RDMA may be used.
@@ -176,6 +181,11 @@ pub struct UpArgs {
     #[arg(long, env = "SHOAL_THREADS", value_name = "N")]
     #[serde(deserialize_with = "values::one")]
     pub threads: Option<NonZeroU16>,
+    /// Where shards are computed: auto, cpu, metal, cuda, cuda:N, or candle-cpu (the processor, by the operations that other
+    /// devices are given) [default: auto: an accelerator that this build knows, else cpu]
+    #[arg(long, env = "SHOAL_DEVICE", value_name = "DEVICE")]
+    #[serde(deserialize_with = "values::one")]
+    pub device: Option<DeviceChoice>,
     /// An interface allowed for data, and what it is (thunderbolt, ethernet, wifi, virtual); may be repeated
     #[arg(long, env = "SHOAL_INTERFACE", value_name = "NAME[=KIND]", value_delimiter = ',')]
     #[serde(deserialize_with = "values::many")]
@@ -234,6 +244,7 @@ impl UpArgs {
             ))
             .fix("use 127.0.0.1 and reach it over ssh: ssh -L 7711:127.0.0.1:7711 HOST"));
         }
+        let device = device(self.device.or(file.device).unwrap_or(DeviceChoice::Auto))?;
         let listen = pick(self.listen, file.listen).into_iter().map(|at| at.0).collect();
         let listen = Some(listen).filter(|list: &Vec<Multiaddr>| !list.is_empty());
         let default_listen = Multiaddr::from(any).with(libp2p::multiaddr::Protocol::Tcp(DEFAULT_P2P_PORT));
@@ -249,7 +260,11 @@ impl UpArgs {
             mdns: !self.no_mdns.or(file.no_mdns).unwrap_or(false),
             open: self.open.or(file.open).unwrap_or(false),
             open_for: self.open_for.or(file.open_for).map_or(DEFAULT_OPEN_FOR, |span| span.0),
-            offer_bytes: self.offer.or(file.offer).map_or_else(default_offer, |bytes| Ok(bytes.0))?,
+            offer_bytes: self
+                .offer
+                .or(file.offer)
+                .map_or_else(|| default_offer(device), |bytes| Ok(bytes.0))?,
+            device,
             threads: self.threads.or(file.threads).map_or_else(default_threads, |n| usize::from(n.get())),
             interfaces: pick(self.interface, file.interface),
             rdma: self.rdma.or(file.rdma).unwrap_or(RdmaMode::Auto),
@@ -295,8 +310,28 @@ pub fn default_model_dir() -> Result<PathBuf, Failure> {
     Ok(folders.cache_dir().join("shoal").join("models"))
 }
 
-/// Three quarters of the memory that is available now, within the limit of a container.
-fn default_offer() -> Result<u64, Failure> {
+/// The device that is meant; one that was asked for must be there.
+fn device(choice: DeviceChoice) -> Result<Device, Failure> {
+    match choice {
+        DeviceChoice::Auto => Ok(Device::best()),
+        DeviceChoice::On(device) if device.shares_memory() => Ok(device),
+        DeviceChoice::On(device) => found(device).map(|found| found.device),
+    }
+}
+
+fn found(device: Device) -> Result<Found, Failure> {
+    device.find().map_err(|error| {
+        Failure::new(Exit::Failed, "no_device", error.to_string())
+            .fix("leave out --device, or compute on the processor with --device cpu")
+    })
+}
+
+/// Three quarters of the memory that is available now: of the device's own, or of the machine's, within the limit of a
+/// container.
+fn default_offer(device: Device) -> Result<u64, Failure> {
+    if !device.shares_memory() {
+        return Ok(found(device)?.available_bytes / 100 * OFFER_PERCENT);
+    }
     let available = available_memory().map_err(|error| {
         Failure::new(
             Exit::Failed,

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
+use shoal_model::Device;
 use shoal_scheduler::{Desired, Epoch, InstanceId, NodeId, Placement};
 use tokio::sync::watch;
 
@@ -45,6 +46,7 @@ pub(crate) struct Job {
     pub stage: usize,
     pub rank: usize,
     pub threads: usize,
+    pub device: Device,
     pub turns: Arc<Turns>,
 }
 
@@ -59,6 +61,7 @@ struct Shard {
 pub struct Worker {
     me: NodeId,
     threads: usize,
+    device: Device,
     channels: Channels,
     files: Arc<dyn Files>,
     /// Of the one device that computes here.
@@ -68,10 +71,16 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A node without shards. `threads` compute, for each of them in turn.
-    pub fn new(me: NodeId, threads: usize, channels: Channels, files: Arc<dyn Files>) -> Self {
+    /// A node without shards. `threads` compute on `device`, for each of them in turn.
+    pub fn new(
+        me: NodeId,
+        threads: usize,
+        device: Device,
+        channels: Channels,
+        files: Arc<dyn Files>,
+    ) -> Self {
         let (turns, shards, changes) = (Arc::default(), Arc::default(), watch::Sender::new(()));
-        Worker { me, threads, channels, files, turns, shards, changes }
+        Worker { me, threads, device, channels, files, turns, shards, changes }
     }
 
     /// Told when a shard starts, ends, or enters another phase of its life.
@@ -116,6 +125,7 @@ impl Worker {
                 stage,
                 rank,
                 threads: self.threads,
+                device: self.device,
                 turns: self.turns.clone(),
             };
             let shard = self.start(job);

@@ -12,12 +12,14 @@ use crate::config::{
     EMBEDDING, FFN_DOWN, FFN_GATE, FFN_NORM, FFN_UP, OUTPUT, OUTPUT_NORM, POST_ATTENTION_NORM, POST_FFN_NORM,
     Pairs, ROPE_FACTORS, Rotary, layer_bias, layer_tensor,
 };
+use crate::device::{Device, DeviceError};
 use crate::gguf::{ModelFile, TensorEntry, TensorType};
 use crate::kernels::activations::{Form, finite};
 use crate::kernels::team::{MAX_THREADS, Team};
 use crate::kernels::weights::{Matrix, Packing, Stored, Weights, packed_bytes};
 use crate::kv::{KvCache, KvType};
 use crate::part::{Part, PartError, Rank};
+use crate::reference::ReferenceError;
 
 /// Why a shard cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -82,12 +84,44 @@ pub enum LoadError {
         /// Its name.
         name: String,
     },
+    /// The device is not there.
+    #[error(transparent)]
+    NoDevice(#[from] DeviceError),
+    /// A part of each layer, on a device that computes whole ones.
+    #[error(
+        "{device} computes whole layers, and a {ranks}th part of each was asked for; use a pipeline, or the processor"
+    )]
+    RanksOnDevice {
+        /// The device.
+        device: Device,
+        /// Ranks of the stage.
+        ranks: usize,
+    },
+    /// The device cannot hold or read the weights.
+    #[error("the shard cannot be loaded onto {device}: {text}")]
+    Device {
+        /// The device.
+        device: Device,
+        /// What went wrong.
+        text: String,
+    },
     /// A tensor's bytes do not make the matrix that the configuration describes.
     #[error("tensor \"{name}\" does not hold what its description says; load the file again")]
     Tensor {
         /// Its name.
         name: String,
     },
+}
+
+impl LoadError {
+    /// What a device says.
+    pub(crate) fn on(device: Device, error: ReferenceError) -> LoadError {
+        match error {
+            ReferenceError::Config(error) => LoadError::Config(error),
+            ReferenceError::Tensor { name } => LoadError::Tensor { name },
+            other => LoadError::Device { device, text: other.with_cause() },
+        }
+    }
 }
 
 /// What to load.
@@ -103,6 +137,24 @@ pub(crate) struct Loading<'a> {
     pub(crate) rows: usize,
     /// The most rows of which logits are computed at a time.
     pub(crate) sampled: usize,
+}
+
+impl Loading<'_> {
+    /// What the file describes, if what is asked for is possible with it.
+    pub(crate) fn check(&self) -> Result<DecoderConfig, LoadError> {
+        let config = DecoderConfig::from_gguf(self.file)?;
+        let Range { start, end } = self.layers;
+        if start >= end || end > config.layers {
+            return Err(LoadError::Layers { start, end, layers: config.layers });
+        }
+        if !(1..=config.max_context).contains(&self.context) {
+            return Err(LoadError::Context { context: self.context, longest: config.max_context });
+        }
+        if self.slots == 0 {
+            return Err(LoadError::NoSlots);
+        }
+        Ok(config)
+    }
 }
 
 /// A matrix of a model: its name, and which of its rows (outputs) and columns (inputs) are packed, of how many.
@@ -193,17 +245,7 @@ impl Decoder {
     pub(crate) fn load(loading: &Loading<'_>, progress: &mut dyn FnMut(u64)) -> Result<Decoder, LoadError> {
         let &Loading { file, ref layers, ref rank, context, slots, kv_type, threads, rows, sampled } =
             loading;
-        let config = DecoderConfig::from_gguf(file)?;
-        if layers.start >= layers.end || layers.end > config.layers {
-            let (start, end) = (layers.start, layers.end);
-            return Err(LoadError::Layers { start, end, layers: config.layers });
-        }
-        if !(1..=config.max_context).contains(&context) {
-            return Err(LoadError::Context { context, longest: config.max_context });
-        }
-        if slots == 0 {
-            return Err(LoadError::NoSlots);
-        }
+        let config = loading.check()?;
         if !(1..=MAX_THREADS).contains(&threads) {
             return Err(LoadError::Threads { threads });
         }

@@ -1,6 +1,7 @@
 //! Puts the weights of some layers onto a device.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -28,21 +29,24 @@ impl Decoder {
     /// Loads some layers, with the embedding if they begin at the first and the output head if they end at the last.
     pub fn load(file: &ModelFile, layers: Range<u32>, device: &Device) -> Result<Decoder, ReferenceError> {
         let weights = if device.is_cpu() { Weights::Dequantised } else { Weights::Stored };
-        Self::load_as(weights, file, layers, device)
+        Self::load_as(weights, file, layers, device, &mut |_| {})
     }
 
-    /// The same with matrices as they are asked for.
+    /// The same with matrices as they are asked for. `progress` is told the bytes of the file that were read so far.
     pub fn load_as(
         weights: Weights,
         file: &ModelFile,
         layers: Range<u32>,
         device: &Device,
+        progress: &mut dyn FnMut(u64),
     ) -> Result<Decoder, ReferenceError> {
         let config = DecoderConfig::from_gguf(file)?;
         if layers.start >= layers.end || layers.end > config.layers {
             return Err(ReferenceError::Layers { asked: layers, layers: config.layers });
         }
-        let source = Source { file, device, weights, eps: config.norm_eps.into() };
+        let mut tell = |bytes| progress(bytes);
+        let progress = RefCell::new((0, &mut tell as &mut dyn FnMut(u64)));
+        let source = Source { file, device, weights, eps: config.norm_eps.into(), progress };
         let last = layers.end == config.layers;
         let embedding = match layers.start == 0 || (last && config.tied) {
             true => Some(source.matrix(EMBEDDING)?),
@@ -63,10 +67,13 @@ impl Decoder {
             false => Vec::new(),
         };
         let frequencies = config.rotary.turns_per_position(&factors);
-        let held = layers.clone().map(|layer| source.layer(&config, layer, &frequencies));
+        let window_frequencies =
+            config.window.as_ref().map(|window| window.rotary(&config.rotary).turns_per_position(&[]));
+        let held = layers.clone().map(|layer| source.layer(&config, layer));
         let held = held.collect::<Result<_, _>>()?;
         let embedding = embedding.filter(|_| layers.start == 0);
-        Ok(Decoder { config, device: device.clone(), embedding, layers: held, head })
+        let device = device.clone();
+        Ok(Decoder { config, device, embedding, layers: held, head, frequencies, window_frequencies })
     }
 }
 
@@ -94,15 +101,12 @@ struct Source<'a> {
     device: &'a Device,
     weights: Weights,
     eps: f64,
+    /// Bytes read, and who is told.
+    progress: RefCell<(u64, &'a mut dyn FnMut(u64))>,
 }
 
 impl Source<'_> {
-    fn layer(
-        &self,
-        config: &DecoderConfig,
-        layer: u32,
-        frequencies: &[f64],
-    ) -> Result<Layer, ReferenceError> {
+    fn layer(&self, config: &DecoderConfig, layer: u32) -> Result<Layer, ReferenceError> {
         let matrix = |name| self.matrix(&layer_tensor(layer, name));
         let norm = |name| self.norm(&layer_tensor(layer, name));
         let projection = |name| {
@@ -112,7 +116,6 @@ impl Source<'_> {
             };
             Ok::<_, ReferenceError>(Projection { matrix: matrix(name)?, bias })
         };
-        let window = config.window_of(layer);
         Ok(Layer {
             attn_norm: norm(ATTN_NORM)?,
             q: projection(ATTN_Q)?,
@@ -129,11 +132,7 @@ impl Source<'_> {
             up: matrix(FFN_UP)?,
             down: matrix(FFN_DOWN)?,
             post_ffn_norm: config.post_norms.then(|| norm(POST_FFN_NORM)).transpose()?,
-            frequencies: match window {
-                Some(window) => window.rotary(&config.rotary).turns_per_position(&[]),
-                None => frequencies.into(),
-            },
-            window: window.map(|window| window.tokens as usize),
+            window: config.window_of(layer).map(|window| window.tokens as usize),
         })
     }
 
@@ -166,6 +165,9 @@ impl Source<'_> {
         let shape: Vec<usize> = entry.dimensions().iter().rev().map(|&n| n as usize).collect();
         let storage = QStorage::from_data(Cow::Borrowed(bytes), self.device, stored_as(entry.kind()))?;
         self.file.release();
+        let (read, tell) = &mut *self.progress.borrow_mut();
+        *read += entry.bytes();
+        tell(*read);
         Ok(QTensor::new(storage, shape)?)
     }
 }

@@ -124,7 +124,7 @@ fn mixture() -> Vec<(&'static str, TensorType)> {
 fn stored_is_near_dequantised(model: &SyntheticModel) {
     let file = open(model);
     let logits = |weights| {
-        let decoder = Decoder::load_as(weights, &file, 0..model.layers, &Device::Cpu).unwrap();
+        let decoder = Decoder::load_as(weights, &file, 0..model.layers, &Device::Cpu, &mut |_| {}).unwrap();
         values(&decoder.forward(&mut decoder.cache(16).unwrap(), &tokens(16), 0).unwrap())
     };
     let error = error(&logits(Weights::Stored), &logits(Weights::Dequantised));
@@ -142,7 +142,7 @@ fn the_device_agrees() {
             let model = SyntheticModel { matrices: TensorType::Q8_0, ..SyntheticModel::of(family) };
             let file = open(&model);
             let logits = |device: &Device, weights| {
-                let decoder = Decoder::load_as(weights, &file, 0..model.layers, device).unwrap();
+                let decoder = Decoder::load_as(weights, &file, 0..model.layers, device, &mut |_| {}).unwrap();
                 values(&decoder.forward(&mut decoder.cache(40).unwrap(), &tokens(40), 0).unwrap())
             };
             let error = error(&logits(&device, weights), &logits(&Device::Cpu, Weights::Dequantised));

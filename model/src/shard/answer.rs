@@ -6,8 +6,8 @@ use sha2::Digest;
 use smallvec::SmallVec;
 
 use super::slots::{Sequence, Slots};
-use crate::collective::CollectiveError;
-use crate::decoder::Decoder;
+use crate::backend::Backend;
+use crate::decoder::ForwardError;
 use crate::part::vocab_block;
 use crate::sampling::{Logprobs, Need, Place, Sampler};
 use crate::step::{Fault, Op, Sampled, Step, Token, Want};
@@ -68,18 +68,18 @@ impl Answers {
     pub(super) fn give(
         &mut self,
         step: &Step,
-        decoder: &mut Decoder,
+        decoder: &mut Backend,
         slots: &mut Slots,
         broken: &[usize],
         sampled: &mut Vec<Sampled>,
-    ) -> Result<(), CollectiveError> {
+    ) -> Result<(), ForwardError> {
         self.wanted.clear();
         self.wanted.extend(runs(step, broken).flat_map(|run| run.end - run.rows..run.end));
         if self.wanted.is_empty() {
             self.choose(step, slots, broken, &[], sampled);
             return Ok(());
         }
-        let (logits, group) = decoder.logits(&self.wanted);
+        let (logits, group) = decoder.logits(&self.wanted)?;
         let Some(group) = group else {
             self.choose(step, slots, broken, logits, sampled);
             return Ok(());

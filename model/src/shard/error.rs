@@ -220,4 +220,12 @@ pub enum StepError {
         #[source]
         source: CollectiveError,
     },
+    /// The device failed.
+    #[error("step {step}: the device could not compute it ({text}); serve with less context, or elsewhere")]
+    Device {
+        /// The step.
+        step: u64,
+        /// What the device's library said.
+        text: String,
+    },
 }

@@ -6,7 +6,7 @@ use sha2::Sha256;
 
 use super::error::StepError;
 use super::rules::Trial;
-use crate::decoder::Decoder;
+use crate::backend::Backend;
 use crate::kv::places;
 use crate::step::{Op, Request, Step, max_rows};
 
@@ -55,14 +55,14 @@ impl Slots {
     }
 
     /// Carries out a checked step but for the computation of its rows.
-    pub(super) fn apply(&mut self, step: &Step, decoder: &mut Decoder) {
+    pub(super) fn apply(&mut self, step: &Step, decoder: &mut Backend) {
         self.due += 1;
         for op in &step.ops {
             self.apply_one(op, decoder);
         }
     }
 
-    fn apply_one(&mut self, op: &Op, decoder: &mut Decoder) {
+    fn apply_one(&mut self, op: &Op, decoder: &mut Backend) {
         match op {
             Op::Admit { slot, request } => {
                 let digest = request.trace.then(Sha256::default);

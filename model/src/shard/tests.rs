@@ -1,6 +1,7 @@
 //! Shards of a made-up model, and of the real one where it is at hand.
 
 mod bits;
+mod device;
 mod faults;
 mod pipeline;
 mod real;

@@ -58,6 +58,7 @@ fn node(id: &NodeId, name: &str, view: &View, table: &Table) -> api::Node {
             used_bytes: Some(body.memory.used_bytes),
         }),
         devices: body.map_or_else(Vec::new, devices),
+        device: text(|body| &body.device),
         memory_read_bytes_per_s: body.and_then(|body| body.memory_read_bytes_per_s).map(|rate| rate as u64),
         matmul_flops_per_s: body.and_then(|body| body.matmul_flops_per_s),
         interfaces: body.map_or_else(Vec::new, interfaces),

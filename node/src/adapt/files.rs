@@ -35,6 +35,9 @@ pub struct ModelFacts {
 /// Models whose footprint is remembered.
 const REMEMBERED: usize = 64;
 
+/// Footprints by digest, which says all of a file, by type of cache, and by whether they are for devices too.
+type Remembered = HashMap<(String, KvType, bool), Footprint>;
+
 /// The digests on disk, and when they were looked at.
 type Listed = (Instant, Vec<String>);
 
@@ -46,8 +49,7 @@ pub struct ModelFiles {
     stop: CancellationToken,
     downloads: Arc<Mutex<HashMap<String, Download>>>,
     listed: Arc<Mutex<Option<Listed>>>,
-    /// By digest, which says all of a file, and by type of cache.
-    footprints: Arc<Mutex<HashMap<(String, KvType), Footprint>>>,
+    footprints: Arc<Mutex<Remembered>>,
 }
 
 impl ModelFiles {
@@ -57,10 +59,16 @@ impl ModelFiles {
         ModelFiles { store: Arc::new(store), stop, downloads, listed, footprints }
     }
 
-    /// What the model is, with a cache of this type; it is fetched if it is not here.
-    pub async fn facts(&self, model: &str, kv_type: KvType) -> Result<ModelFacts, ApiError> {
+    /// What the model is, with a cache of this type; it is fetched if it is not here. `on_devices`: its footprint is to be
+    /// enough on devices too.
+    pub async fn facts(
+        &self,
+        model: &str,
+        kv_type: KvType,
+        on_devices: bool,
+    ) -> Result<ModelFacts, ApiError> {
         let blob = self.pull(model).await?;
-        let key = (blob.digest.clone(), kv_type);
+        let key = (blob.digest.clone(), kv_type, on_devices);
         if let Some(footprint) = lock(&self.footprints).get(&key) {
             return Ok(ModelFacts { digest: blob.digest, footprint: footprint.clone() });
         }
@@ -68,7 +76,11 @@ impl ModelFiles {
         let read = move || -> Result<Footprint, String> {
             let file = ModelFile::open(&blob.path).map_err(|error| error.to_string())?;
             let config = DecoderConfig::from_gguf(&file).map_err(|error| error.to_string())?;
-            Ok(footprint(&ModelFootprint::of(&file, &config, footprint::kv_type(kv_type))))
+            let kernels = ModelFootprint::of(&file, &config, footprint::kv_type(kv_type));
+            Ok(footprint(&match on_devices {
+                true => kernels.or_greater(&ModelFootprint::on_device(&file, &config)),
+                false => kernels,
+            }))
         };
         let footprint =
             blocking(read).await?.map_err(|text| wrong(format!("{model} can't be run: {text}")))?;

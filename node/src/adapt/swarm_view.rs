@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sha2::{Digest, Sha256};
+use shoal_model::Device;
 use shoal_scheduler::consensus::{Consensus, ProposeError};
 use shoal_scheduler::{
     Command, DEFAULT_SLOTS, Desired, InstanceId, KvType, KvTypeError, NodeId, Parallel, Placement,
@@ -106,6 +107,14 @@ impl LiveView {
         names.iter().map(|name| named(&nodes, name)).collect()
     }
 
+    /// Whether some node computes by other means than the kernels. Placement counts with one footprint for all nodes.
+    fn has_devices(&self) -> bool {
+        let kernels = Device::Cpu.to_string();
+        let table = self.directory.table();
+        let mut bodies = table.nodes.values().filter_map(|entry| Some(&entry.record.as_ref()?.body));
+        bodies.any(|body| !body.device.is_empty() && body.device != kernels)
+    }
+
     async fn request(&self, request: &ServeRequest) -> Result<(ModelFacts, PlanRequest), ApiError> {
         let parallel = request.parallel.as_deref().unwrap_or("auto").parse::<Parallel>();
         let parallel = parallel.map_err(|error| invalid("parallel", error.to_string()))?;
@@ -119,7 +128,7 @@ impl LiveView {
         let kv_type = request.kv_type.as_deref().map_or(Ok(KvType::default()), str::parse);
         let kv_type = kv_type.map_err(|error: KvTypeError| invalid("kv_type", error.to_string()))?;
         let nodes = self.named(&request.nodes)?;
-        let facts = self.files.facts(&request.model, kv_type).await?;
+        let facts = self.files.facts(&request.model, kv_type, self.has_devices()).await?;
         if let Some(context) = request.context
             && context > facts.footprint.max_context
         {

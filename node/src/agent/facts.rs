@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Context;
+use shoal_model::device::Found;
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
 use crate::options::UpOptions;
@@ -23,18 +24,26 @@ pub fn body(
     let system = System::new_with_specifics(kinds).context("reading the machine's processor and memory")?;
     let cpu = system.cpus().first().map(|cpu| cpu.brand().trim().to_owned()).unwrap_or_default();
     let total_bytes = system.total_memory();
+    let processor = Device { kind: DeviceKind::Cpu, name: cpu.clone(), memory_bytes: total_bytes };
+    // The one that computes is named first.
+    let devices = match options.device.shares_memory() {
+        true => vec![processor],
+        false => vec![accelerator(options.device.find().context("asking for the device")?), processor],
+    };
+    let own_bytes = devices.first().map_or(total_bytes, |device| device.memory_bytes);
     Ok(RecordBody {
         name: options.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         os: std::env::consts::OS.to_owned(),
         arch: std::env::consts::ARCH.to_owned(),
-        devices: vec![Device { kind: DeviceKind::Cpu, name: cpu.clone(), memory_bytes: total_bytes }],
+        devices,
+        device: options.device.to_string(),
         cpu,
         threads: u32::try_from(options.threads).unwrap_or(u32::MAX),
         memory: Memory {
             total_bytes,
             available_bytes: system.available_memory(),
-            offered_bytes: options.offer_bytes.min(total_bytes),
+            offered_bytes: options.offer_bytes.min(own_bytes),
             used_bytes: 0,
         },
         interfaces: swarm.interfaces().for_record(),
@@ -52,6 +61,15 @@ const RATE_FOR: Duration = Duration::from_millis(40);
 pub fn rates(threads: usize) -> (Option<f64>, Option<f64>) {
     let memory = crate::bench::floor::brief_memory_read(threads).map(|read| read.bytes_per_s as f64);
     (memory, shoal_model::rates::matmul_flops_per_s(threads, RATE_FOR))
+}
+
+fn accelerator(found: Found) -> Device {
+    let kind = match found.device {
+        shoal_model::Device::Metal => DeviceKind::Metal,
+        shoal_model::Device::Cuda(_) => DeviceKind::Cuda,
+        shoal_model::Device::Cpu | shoal_model::Device::CandleCpu => DeviceKind::Cpu,
+    };
+    Device { kind, name: found.name, memory_bytes: found.memory_bytes }
 }
 
 /// Memory that programs could still take, in bytes; 0 where the system does not say.

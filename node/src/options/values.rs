@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use libp2p::Multiaddr;
 use serde::de::{self, Deserialize, Deserializer};
+use shoal_model::Device;
 
 use crate::swarm::address::multiaddr;
 
@@ -139,6 +140,26 @@ pub fn show_span(span: Duration) -> String {
         s if s < 9.995 => format!("{s:.2} s"),
         s if s < 59.95 => format!("{s:.1} s"),
         s => format!("{} min {:02} s", s as u64 / 60, s as u64 % 60),
+    }
+}
+
+/// Where shards are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// On the accelerator, if the build knows one and it is there, else on the processor.
+    Auto,
+    /// There.
+    On(Device),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(DeviceChoice::Auto),
+            other => other.parse().map(DeviceChoice::On).map_err(|error| format!("{error}, nor auto")),
+        }
     }
 }
 

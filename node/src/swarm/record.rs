@@ -287,6 +287,8 @@ pub struct RecordBody {
     pub memory: Memory,
     /// What it computes with.
     pub devices: Vec<Device>,
+    /// Where its shards are computed, in the words of `--device`.
+    pub device: String,
     /// Measured memory bandwidth, reading.
     pub memory_read_bytes_per_s: Option<f64>,
     /// Measured rate of matrix products.
@@ -339,7 +341,9 @@ impl RecordBody {
         ] {
             amount("memory", bytes, MAX_AMOUNT)?;
         }
-        if self.memory.offered_bytes > self.memory.total_bytes {
+        text("device", &self.device)?;
+        let own = self.devices.iter().map(|device| device.memory_bytes).max().unwrap_or(0);
+        if self.memory.offered_bytes > self.memory.total_bytes.max(own) {
             return Err(field("memory", "it offers more than it has"));
         }
         rate("memory_read_bytes_per_s", self.memory_read_bytes_per_s)?;

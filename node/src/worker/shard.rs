@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use sha2::{Digest, Sha256};
 use shoal_model::config::DecoderConfig;
+use shoal_model::device::Device;
+use shoal_model::footprint::Footprint;
 use shoal_model::gguf::ModelFile;
 use shoal_model::part::Rank;
 use shoal_model::shard::{Shard, ShardSpec};
@@ -92,6 +94,26 @@ pub(super) fn run(
     }
 }
 
+/// Whether what the shard takes on this node's device is what its placement counts with: a node that computes by other means
+/// than those that were known when the model was served may take more.
+fn check_room(job: &Job, stage: &Stage, needs: &shoal_scheduler::Footprint) -> Result<(), Failure> {
+    let (context, slots) = (job.placement.context, job.placement.slots);
+    let layers = u64::from(stage.layers.end.saturating_sub(stage.layers.start));
+    let bytes = needs
+        .weights_bytes(&stage.layers)
+        .saturating_add(needs.kv_bytes_per_layer(context, slots).saturating_mul(layers))
+        .saturating_add(needs.scratch_bytes(context, slots));
+    if bytes <= stage.total_bytes() {
+        return Ok(());
+    }
+    let text = format!(
+        "on {} its shard takes {bytes} bytes, and {} were counted when it was served; stop it and serve it again",
+        job.device,
+        stage.total_bytes()
+    );
+    Err(Failure { code: "memory", text, passing: false })
+}
+
 struct Loaded {
     shard: Shard,
     hidden: usize,
@@ -116,6 +138,10 @@ fn load(job: &Job, path: &std::path::Path, status: &Status) -> Result<Loaded, Fa
         kv_type: adapt::footprint::kv_type(job.placement.kv_type),
         threads: job.threads,
     };
+    // A device takes whole layers; loading says so.
+    if job.device != Device::Cpu && spec.rank.ranks() == 1 {
+        check_room(job, stage, &adapt::footprint::footprint(&Footprint::on_device(&file, &config)))?;
+    }
     let scribe = || {
         let tokenizer = Tokenizer::from_gguf(file.metadata()).map_err(|error| broken(&error))?;
         let template = ChatTemplate::from_gguf(file.metadata()).map_err(|error| broken(&error))?;
@@ -125,7 +151,7 @@ fn load(job: &Job, path: &std::path::Path, status: &Status) -> Result<Loaded, Fa
     // The tables of a vocabulary take one thread about as long as the weights of a small model take all of them.
     let (scribe, shard) = std::thread::scope(|scope| {
         let scribe = ((job.stage, job.rank) == (0, 0)).then(|| scope.spawn(scribe));
-        let shard = Shard::load(&file, &spec, &mut progress).map_err(|error| broken(&error));
+        let shard = Shard::load_on(job.device, &file, &spec, &mut progress).map_err(|error| broken(&error));
         (scribe.map(|scribe| scribe.join().unwrap_or_else(|panic| resume_unwind(panic))), shard)
     });
     let (scribe, shard) = (scribe.transpose()?, shard?);

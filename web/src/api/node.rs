@@ -27,8 +27,11 @@ pub struct Node {
     pub threads: Option<u32>,
     /// Its memory.
     pub memory: Memory,
-    /// What it can compute on.
+    /// What it can compute on; the one that its shards are computed on comes first.
     pub devices: Vec<Device>,
+    /// Where its shards are computed: `cpu`, `candle-cpu`, `metal`, `cuda`, `cuda:N`.
+    #[serde(default)]
+    pub device: Option<String>,
     /// Measured memory bandwidth.
     pub memory_read_bytes_per_s: Option<u64>,
     /// Measured matrix multiplication rate.

@@ -111,6 +111,16 @@ impl Pipeline {
         Pipeline { stages: stages.collect(), number: 0 }
     }
 
+    /// Of single shards, one after the other.
+    pub(super) fn of(shards: Vec<Shard>) -> Pipeline {
+        Pipeline { stages: shards.into_iter().map(|shard| vec![shard]).collect(), number: 0 }
+    }
+
+    /// The logits of a row of the last step.
+    pub(super) fn logits(&mut self, row: usize) -> Vec<f32> {
+        self.stages.last_mut().unwrap()[0].logits(row).unwrap().to_vec()
+    }
+
     pub(super) fn step(&mut self, ops: Vec<Op>) -> Result<Vec<Sampled>, StepError> {
         self.number += 1;
         let step = Step { number: self.number, ops };
