@@ -18,6 +18,8 @@ use crate::worker::{Running, Worker};
 const LOOK: Duration = Duration::from_millis(100);
 /// The most characters of a failure's text that travel.
 const MAX_FAILURE_CHARS: usize = 120;
+/// How long after its start a node measures its rates: whoever starts it may want an answer first.
+const SETTLED: Duration = Duration::from_secs(1);
 /// How often counters and free memory alone are worth a new record.
 const COUNTERS: Duration = Duration::from_secs(1);
 
@@ -30,18 +32,20 @@ pub async fn report(
     links: Links,
     data: SocketAddr,
 ) {
-    // In the background: the start does not wait for it.
-    let threads = fixed.threads as usize;
-    let mut rates = tokio::task::spawn_blocking(move || super::facts::rates(threads));
+    let (began, threads) = (Instant::now(), fixed.threads as usize);
+    let mut rates = None;
     let mut measured = false;
     let mut last = RecordBody::default();
     let mut counted = Instant::now();
     let mut shards = worker.changes();
     loop {
-        if !measured && rates.is_finished() {
+        // In the background, and beside nothing that it would slow down and be slowed down by.
+        if rates.is_none() && began.elapsed() >= SETTLED && is_idle(&worker) {
+            rates = Some(tokio::task::spawn_blocking(move || super::facts::rates(threads)));
+        }
+        if let Some(done) = rates.as_mut().filter(|rates| rates.is_finished() && !measured) {
             measured = true;
-            (fixed.memory_read_bytes_per_s, fixed.matmul_flops_per_s) =
-                (&mut rates).await.unwrap_or_default();
+            (fixed.memory_read_bytes_per_s, fixed.matmul_flops_per_s) = done.await.unwrap_or_default();
         }
         fixed.interfaces = swarm.interfaces().for_record();
         fixed.data = data_addrs(data, &swarm);
@@ -60,6 +64,14 @@ pub async fn report(
             () = tokio::time::sleep(LOOK) => {}
         }
     }
+}
+
+/// Whether no shard of this node is loading or computing.
+fn is_idle(worker: &Worker) -> bool {
+    worker.running().iter().all(|running| {
+        let loading = matches!(running.status.phase(), Phase::Downloading | Phase::Loading);
+        !loading && running.status.active.load(Ordering::Relaxed) == 0
+    })
 }
 
 async fn body(fixed: &RecordBody, worker: &Worker, files: &ModelFiles) -> RecordBody {
