@@ -1,9 +1,11 @@
-//! `shoal bench decode|prefill|batch`: measured speed, beside the floor that this machine's memory sets.
+//! `shoal bench decode|prefill|batch`: measured speed, beside the floor that this machine's memory sets. `link` and `allreduce` are in
+//! a module of their own.
 //!
 //! The nodes are this machine's, as in the demo, and the work goes through HTTP as any client's does, so that what is
 //! measured is what a person gets. Greedy, without an end of turn; nothing is speculated and no prefix reused unless it is asked for.
 
 pub(crate) mod floor;
+mod link;
 mod machine;
 mod prompt;
 mod report;
@@ -25,6 +27,7 @@ use crate::options::default_threads;
 use crate::signals::Signals;
 use crate::store::{ModelBlob, ModelStore, StoreError};
 use crate::terminal::ProgressLine;
+pub use link::{LinkKind, LinkOptions, LinkReport, MAX_BYTES, run as run_link, serve_rank};
 pub use report::Report;
 use speed::Timed;
 

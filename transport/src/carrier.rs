@@ -60,8 +60,8 @@ pub(crate) trait Carrier: Send {
     /// Moves what was taken before; true when nothing is left.
     fn flush(&mut self) -> Result<bool, CarrierError>;
 
-    /// The next whole, checked frame, its payload at the start of `room`. The same room has to be given until a frame
-    /// is complete; it holds the agreed frame size and a tag.
+    /// The next whole, checked frame, its payload in `room` behind the bytes of a header. The same room has to be given until a
+    /// frame is complete; it holds a header, the agreed frame size and a tag.
     fn receive(&mut self, room: &mut [u8]) -> Result<Option<Header>, CarrierError>;
 
     /// Tells the other side that no frame follows those that were moved. It may still send.

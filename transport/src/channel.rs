@@ -158,8 +158,9 @@ impl Channel {
     }
 
     /// Gives what [`Channel::commit_kept`] sent and the frame that is being read (either may be empty) to `look`, and is done with
-    /// both.
-    pub(crate) fn with_kept(&mut self, look: impl FnOnce(&[u8], &[u8])) {
+    /// both. True when the
+    /// operating system has all that was committed.
+    pub(crate) fn with_kept(&mut self, look: impl FnOnce(&[u8], &[u8])) -> bool {
         let mut state = self.shared.lock();
         let reading = self.reading.take();
         look(state.kept(), reading.as_ref().map_or(&[], Incoming::bytes));
@@ -168,6 +169,7 @@ impl Channel {
             state.release(frame, Instant::now());
         }
         self.leave(&mut state);
+        state.is_flushed()
     }
 
     /// Whether everything committed is with the operating system.

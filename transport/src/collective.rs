@@ -37,7 +37,7 @@ mod wiring;
 
 pub use cost::{Prediction, alternatives, pick, predict};
 pub use error::CollectiveError;
-pub use group::{Group, GroupOptions};
+pub use group::{Group, GroupOptions, Sent};
 pub use moves::{Algorithm, Operation, part_of};
 pub use schedule::{Schedule, Volume};
 pub use span::MAX_RANKS;

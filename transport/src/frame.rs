@@ -15,6 +15,8 @@
 //!
 //! `seq` and `ack` count bytes of the channel, not frames, so a relay may cut a frame into smaller ones.
 
+use crc_fast::{CrcAlgorithm, Digest};
+
 /// Bytes of a frame header.
 pub(crate) const HEADER_BYTES: usize = 32;
 
@@ -120,7 +122,11 @@ impl Header {
     /// The checksum of this header and `payload`, whatever `crc32c` holds now.
     pub(crate) fn checksum(&self, payload: &[u8]) -> u32 {
         let bytes = Header { crc32c: 0, ..*self }.encode();
-        crc32c::crc32c_append(crc32c::crc32c(&bytes), payload)
+        let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+        digest.update(&bytes);
+        digest.update(payload);
+        // 32 bits of 64.
+        digest.finalize() as u32
     }
 }
 
@@ -162,6 +168,18 @@ mod tests {
         );
         let last = Header { seq: u64::MAX, ..header(Kind::Data, 1) };
         assert_eq!(Header::decode(&last.encode(), 1024), Err(FrameError::Sequence));
+    }
+
+    #[test]
+    fn the_checksum_is_that_of_rfc_3720() {
+        // Its appendix B.4: 32 bytes of zeros, of ones, rising.
+        let crc = |bytes: &[u8]| {
+            let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+            digest.update(bytes);
+            digest.finalize()
+        };
+        let rising: Vec<u8> = (0..32).collect();
+        assert_eq!([crc(&[0; 32]), crc(&[255; 32]), crc(&rising)], [0x8a91_36aa, 0x62a8_ab43, 0x46dd_794e]);
     }
 
     proptest! {

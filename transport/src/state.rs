@@ -332,7 +332,7 @@ impl State {
             },
             Kind::Close => {
                 let reason =
-                    self.receive.landing().first_chunk::<2>().map_or(0, |two| u16::from_le_bytes(*two));
+                    self.receive.landed().first_chunk::<2>().map_or(0, |two| u16::from_le_bytes(*two));
                 if !over {
                     self.finish(ChannelError::Closed { reason });
                 }

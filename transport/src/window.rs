@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 
+use crate::frame::HEADER_BYTES;
 use crate::keys::TAG_BYTES;
 
 /// Frames of one direction that may be under way: written, but not yet released by the reader.
@@ -22,6 +23,9 @@ const PAGE_BYTES: usize = 4096;
 /// Slots of the receiving side: the window, and one for the frame that is just arriving.
 const RECEIVE_SLOTS: usize = WINDOW_FRAMES + 1;
 
+/// Bytes in front of a slot's page, where a header that arrives with its payload lands.
+const HEAD_BYTES: usize = HEADER_BYTES;
+
 fn slot_bytes(frame_bytes: u32) -> usize {
     // A sealed frame is opened in place, tag included.
     frame_bytes as usize + TAG_BYTES
@@ -31,7 +35,7 @@ fn slot_bytes(frame_bytes: u32) -> usize {
 ///
 /// It counts the slots of both directions and the buffers of a carrier. Pages of it become resident as they are used.
 pub const fn ring_bytes(frame_bytes: u32) -> u64 {
-    let slot = frame_bytes as u64 + TAG_BYTES as u64 + PAGE_BYTES as u64;
+    let slot = frame_bytes as u64 + (TAG_BYTES + PAGE_BYTES + HEAD_BYTES) as u64;
     let slots = (WINDOW_FRAMES + RECEIVE_SLOTS) as u64 * slot;
     slots + crate::carrier::tcp::buffer_bytes(frame_bytes)
 }
@@ -39,22 +43,28 @@ pub const fn ring_bytes(frame_bytes: u32) -> u64 {
 /// Memory for one frame's payload.
 pub(crate) struct Slot {
     memory: Vec<u8>,
-    /// Where the first page border in `memory` is.
+    bytes: usize,
+    /// Where a page border in `memory` is, with room for a head in front of it.
     start: usize,
 }
 
 impl Slot {
     fn new(bytes: usize) -> Slot {
-        let memory = vec![0; bytes + PAGE_BYTES];
+        let memory = vec![0u8; bytes + PAGE_BYTES + HEAD_BYTES];
         // `align_offset` may refuse to say (usize::MAX); then the slot is merely not aligned.
-        let start = Some(memory.as_ptr().align_offset(PAGE_BYTES)).filter(|&at| at < PAGE_BYTES).unwrap_or(0);
-        Slot { memory, start }
+        let border = Some(memory.as_ptr().align_offset(PAGE_BYTES)).filter(|&at| at < PAGE_BYTES);
+        let start = border.map_or(HEAD_BYTES, |at| if at < HEAD_BYTES { at + PAGE_BYTES } else { at });
+        Slot { memory, bytes, start }
     }
 
     /// The whole slot.
     pub(crate) fn room(&mut self) -> &mut [u8] {
-        let end = self.memory.len() - PAGE_BYTES + self.start;
-        &mut self.memory[self.start..end]
+        &mut self.memory[self.start..self.start + self.bytes]
+    }
+
+    /// The same with [`HEAD_BYTES`] in front of it.
+    fn room_with_head(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start - HEAD_BYTES..self.start + self.bytes]
     }
 
     /// The first `len` bytes; `len` is at most the agreed frame size.
@@ -265,8 +275,13 @@ impl ReceiveWindow {
         }
     }
 
-    /// The room for the frame that is arriving; the same until that frame is complete.
+    /// The room for the frame that is arriving, its header included; the same until that frame is complete.
     pub(crate) fn landing(&mut self) -> &mut [u8] {
+        self.landing.room_with_head()
+    }
+
+    /// The payload of the frame that arrived last and was not given to [`ReceiveWindow::land`].
+    pub(crate) fn landed(&mut self) -> &[u8] {
         self.landing.room()
     }
 
@@ -402,7 +417,7 @@ mod tests {
         assert_eq!(window.land(0, 10, true), Ok(Landed::New));
         assert_eq!(window.land(0, 10, true), Ok(Landed::Duplicate));
         assert_eq!(window.land(11, 10, true), Err(WindowError::Gap { seq: 11, expected: 10 }));
-        window.landing()[..10].copy_from_slice(b"abcdefghij");
+        window.landing()[HEAD_BYTES..][..10].copy_from_slice(b"abcdefghij");
         assert_eq!(window.land(5, 10, true), Ok(Landed::New), "half of it is new");
         let first = window.pop().unwrap();
         window.release(first);

@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use super::{print_json, print_lines};
-use crate::bench::{self, Kind, Options};
+use crate::bench::{self, Kind, LinkKind, LinkOptions, Options};
 use crate::demo::{MAX_NODES, MODEL};
 use crate::exit::{Exit, Failure};
-use crate::options::ModelDirArg;
+use crate::options::{Bytes, ModelDirArg};
 use crate::signals::Signals;
 
 const EXAMPLES: &str = "\
@@ -21,6 +21,14 @@ Examples:
   shoal bench decode --model ~/llama.Q8_0.gguf
 
 Nodes are started and ended for it. Other work on the machine lowers every figure: compare runs made side by side.";
+
+const LINK_EXAMPLES: &str = "\
+Examples:
+  shoal bench link --bytes 10KB                       one frame, one way
+  shoal bench allreduce --ranks 2 --bytes 2304        a token's sum over two ranks
+  shoal bench allreduce --ranks 4 --ring --sealed --json
+
+Each rank is a process with a core of its own, where there are enough of them.";
 
 /// Answers at once at most: a node queues 32 requests, and one more than it has slots for would wait.
 const MAX_SEQUENCES: i64 = 32;
@@ -44,6 +52,62 @@ enum BenchKind {
     /// Several answers at once: the tokens of all over the time in which all of them decode
     #[command(after_help = EXAMPLES)]
     Batch(Batch),
+    /// A message between two nodes' processes, beside a bare TCP connection
+    #[command(after_help = LINK_EXAMPLES)]
+    Link(Link),
+    /// A sum over several ranks' processes by every schedule, beside a bare TCP connection
+    #[command(after_help = LINK_EXAMPLES)]
+    Allreduce(Allreduce),
+    /// One rank of the two above
+    #[command(hide = true)]
+    Rank,
+}
+
+#[derive(Args, Debug)]
+struct Link {
+    /// Bytes of the message: a number, or with kB MB GB KiB MiB GiB
+    #[arg(long, value_name = "BYTES", default_value = "2304", value_parser = message_bytes)]
+    bytes: usize,
+    #[command(flatten)]
+    how: LinkArgs,
+}
+
+#[derive(Args, Debug)]
+struct Allreduce {
+    /// How many ranks
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    ranks: usize,
+    /// Bytes of each rank's elements: a number, or with kB MB GB KiB MiB GiB; rounded down to whole f32
+    #[arg(long, value_name = "BYTES", default_value = "2304", value_parser = message_bytes)]
+    bytes: usize,
+    /// Link each rank with two others only, instead of with all
+    #[arg(long)]
+    ring: bool,
+    #[command(flatten)]
+    how: LinkArgs,
+}
+
+#[derive(Args, Debug)]
+struct LinkArgs {
+    /// Over TCP, as always today
+    #[arg(long)]
+    tcp: bool,
+    /// Seal the frames, as between machines
+    #[arg(long)]
+    sealed: bool,
+    /// How many runs count; the median is the result
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+    /// Say it as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Bytes of a message, at least those of a number.
+fn message_bytes(text: &str) -> Result<usize, String> {
+    let Bytes(bytes) = text.parse()?;
+    let fits = (4..=bench::MAX_BYTES).contains(&bytes).then(|| usize::try_from(bytes).ok()).flatten();
+    fits.ok_or_else(|| format!("from 4 to {} bytes are possible", bench::MAX_BYTES))
 }
 
 #[derive(Args, Debug)]
@@ -100,6 +164,16 @@ impl Bench {
             BenchKind::Decode(common) => (Kind::Decode, 1, common, 64, 128),
             BenchKind::Prefill(common) => (Kind::Prefill, 1, common, 512, 1),
             BenchKind::Batch(Batch { sequences, common }) => (Kind::Batch, sequences, common, 64, 128),
+            BenchKind::Link(Link { bytes, how }) => {
+                return link(LinkKind::Link, 2, bytes, false, how, signals).await;
+            }
+            BenchKind::Allreduce(Allreduce { ranks, bytes, ring, how }) => {
+                return link(LinkKind::AllReduce, ranks, bytes, ring, how, signals).await;
+            }
+            BenchKind::Rank => {
+                bench::serve_rank()?;
+                return Ok(ExitCode::SUCCESS);
+            }
         };
         if !(1..=MAX_NODES).contains(&common.nodes) {
             let text = format!("--nodes {}: from 1 to {MAX_NODES} are possible", common.nodes);
@@ -130,4 +204,24 @@ impl Bench {
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+async fn link(
+    kind: LinkKind,
+    ranks: usize,
+    bytes: usize,
+    ring: bool,
+    how: LinkArgs,
+    signals: &Signals,
+) -> anyhow::Result<ExitCode> {
+    let bytes = if kind == LinkKind::AllReduce { bytes - bytes % size_of::<f32>() } else { bytes };
+    // `how.tcp` asks for what is done anyway.
+    let LinkArgs { tcp: _, sealed, runs, json } = how;
+    let options = LinkOptions { kind, ranks, bytes, ring, sealed, runs: runs as usize };
+    match bench::run_link(options, signals).await? {
+        Some(report) if json => print_json(&report)?,
+        Some(report) => print_lines(report.lines())?,
+        None => return Ok(signals.exit().unwrap_or(Exit::Failed).into()),
+    }
+    Ok(ExitCode::SUCCESS)
 }

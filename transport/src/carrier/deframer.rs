@@ -9,11 +9,19 @@ use crate::keys::{FrameKey, TAG_BYTES};
 /// Bytes read at once beside the frame that is being filled: a few small frames with one call to the system.
 pub(crate) const STAGING_BYTES: usize = 64 << 10;
 
+/// Bytes that are read at least and at most to a place that they may turn out not to belong to, and then have to be
+/// copied: at least so many that a few small frames come with one call.
+const LEAST_LIKELY: usize = 2048;
+const MOST_LIKELY: usize = STAGING_BYTES - HEADER_BYTES;
+
 /// Cuts a stream into frames and checks each.
 ///
-/// A small frame comes with one read and one copy; the tail of a large one is read straight to its place.
+/// A frame as long as the one before comes with one read straight to its place, any other small one with one read and one
+/// copy; the tail of a large one is read straight to its place.
 pub(crate) struct Deframer {
     staging: Box<[u8]>,
+    /// Bytes behind the last frame's header: what is most likely next.
+    likely: usize,
     /// What is in `staging` and not yet looked at.
     unread: std::ops::Range<usize>,
     partial: Option<Partial>,
@@ -30,10 +38,17 @@ struct Partial {
 impl Deframer {
     /// `open` is the key of a sealed stream.
     pub(crate) fn new(frame_bytes: u32, open: Option<FrameKey>) -> Deframer {
-        Deframer { staging: vec![0; STAGING_BYTES].into(), unread: 0..0, partial: None, frame_bytes, open }
+        Deframer {
+            staging: vec![0; STAGING_BYTES].into(),
+            likely: LEAST_LIKELY,
+            unread: 0..0,
+            partial: None,
+            frame_bytes,
+            open,
+        }
     }
 
-    /// The next frame, its payload at the start of `room`; `None` when `source` would block.
+    /// The next frame, its payload in `room` behind the bytes of a header; `None` when `source` would block.
     pub(crate) fn receive(
         &mut self,
         source: &mut impl Read,
@@ -42,6 +57,12 @@ impl Deframer {
         loop {
             let tag = if self.open.is_some() { TAG_BYTES } else { 0 };
             let Some(partial) = &mut self.partial else {
+                if self.unread.is_empty() {
+                    match self.begin(source, room)? {
+                        Some(()) => continue,
+                        None => return Ok(None),
+                    }
+                }
                 let Some(encoded) = self.staging[self.unread.clone()].first_chunk::<HEADER_BYTES>() else {
                     if !self.fill_staging(source)? {
                         return Ok(None);
@@ -54,7 +75,7 @@ impl Deframer {
                 continue;
             };
             let whole = partial.header.len as usize + tag;
-            let Some(room) = room.get_mut(..whole) else {
+            let Some(room) = room.get_mut(HEADER_BYTES..HEADER_BYTES + whole) else {
                 // Only a caller whose room is smaller than agreed gets here.
                 return Err(CarrierError::Window(crate::window::WindowError::Overrun));
             };
@@ -65,6 +86,7 @@ impl Deframer {
             self.unread.start += staged;
             if partial.filled == whole {
                 let Some(partial) = self.partial.take() else { continue };
+                self.likely = whole.clamp(LEAST_LIKELY, MOST_LIKELY);
                 return self.check(partial, room).map(Some);
             }
             let rest = room.len() - partial.filled;
@@ -74,6 +96,26 @@ impl Deframer {
             partial.filled += count.min(rest);
             self.unread = 0..count.saturating_sub(rest);
         }
+    }
+
+    /// Reads the beginning of a frame, nothing being unread, to where it belongs, as if it were as long as the one before;
+    /// `None` when `source` would block. What turns out not to belong to it becomes unread.
+    fn begin(&mut self, source: &mut impl Read, room: &mut [u8]) -> Result<Option<()>, CarrierError> {
+        let likely = (HEADER_BYTES + self.likely).min(room.len());
+        let Some(count) = ready(|| source.read(&mut room[..likely]))? else { return Ok(None) };
+        let Some((encoded, rest)) = room[..count].split_first_chunk::<HEADER_BYTES>() else {
+            self.staging[..count].copy_from_slice(&room[..count]);
+            self.unread = 0..count;
+            return Ok(self.fill_staging(source)?.then_some(()));
+        };
+        let header = Header::decode(encoded, self.frame_bytes).map_err(CarrierError::Frame)?;
+        let tag = if self.open.is_some() { TAG_BYTES } else { 0 };
+        let filled = rest.len().min(header.len as usize + tag);
+        let foreign = &rest[filled..];
+        self.staging[..foreign.len()].copy_from_slice(foreign);
+        self.unread = 0..foreign.len();
+        self.partial = Some(Partial { header, encoded: *encoded, filled });
+        Ok(Some(()))
     }
 
     fn check(&mut self, partial: Partial, room: &mut [u8]) -> Result<Header, CarrierError> {
@@ -169,11 +211,11 @@ mod tests {
     const FRAME_BYTES: u32 = 2000;
 
     fn read_all(deframer: &mut Deframer, source: &mut Pieces) -> (Vec<Vec<u8>>, CarrierError) {
-        let mut room = vec![0; FRAME_BYTES as usize + TAG_BYTES];
+        let mut room = vec![0; HEADER_BYTES + FRAME_BYTES as usize + TAG_BYTES];
         let mut frames = Vec::new();
         loop {
             match deframer.receive(source, &mut room) {
-                Ok(Some(header)) => frames.push(room[..header.len as usize].to_vec()),
+                Ok(Some(header)) => frames.push(room[HEADER_BYTES..][..header.len as usize].to_vec()),
                 Ok(None) => {}
                 Err(error) => return (frames, error),
             }

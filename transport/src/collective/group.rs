@@ -38,6 +38,15 @@ impl Default for GroupOptions {
     }
 }
 
+/// What a rank has sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Messages, each in as many parcels as it takes.
+    pub messages: u64,
+    /// Their elements' bytes.
+    pub bytes: u64,
+}
+
 /// One rank of a group. Used by one thread; all ranks make the same calls in the same order, but for [`Group::send`] and
 /// [`Group::recv`]. Dropping it closes its channels, which the other ranks notice.
 ///
@@ -113,6 +122,16 @@ impl Group {
     /// The schedule that an all-reduce of `len` elements takes.
     pub fn all_reduce_schedule(&mut self, len: usize) -> Result<Arc<Schedule>, CollectiveError> {
         self.plans.find(Asked::AllReduce { len })
+    }
+
+    /// From the next operation on this algorithm only, or again the best; for measurements. All ranks have to say the same.
+    pub fn set_algorithm(&mut self, algorithm: Option<Algorithm>) {
+        self.plans.set_algorithm(algorithm);
+    }
+
+    /// What this rank has sent so far, as counted when it was given to the channels.
+    pub fn sent(&self) -> Sent {
+        self.peers.counted()
     }
 
     /// Waits until the channels to all ranks stand.

@@ -62,6 +62,11 @@ impl Plans {
         Plans { wiring, algorithm, kept: Vec::with_capacity(MAX_PLANS) }
     }
 
+    pub(super) fn set_algorithm(&mut self, algorithm: Option<Algorithm>) {
+        self.algorithm = algorithm;
+        self.kept.clear();
+    }
+
     pub(super) fn wiring(&self) -> &Wiring {
         &self.wiring
     }

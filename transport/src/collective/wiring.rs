@@ -151,8 +151,8 @@ impl Wiring {
         &self.links
     }
 
-    /// Whether a message may go straight from one rank to the other.
-    pub(super) fn allows(&self, from: usize, to: usize) -> bool {
+    /// Whether a message may go straight from one rank to the other, so that a [`super::Group`] wants a channel between them.
+    pub fn allows(&self, from: usize, to: usize) -> bool {
         !self.neighbours_only || self.route_of(from, to).len() == 1 || self.are_linked(from, to)
     }
 

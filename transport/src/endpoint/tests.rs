@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::*;
 use crate::carrier::tcp::{self, TcpCarrier};
 use crate::carrier::{Carrier, CarrierError};
-use crate::frame::{Header, Kind};
+use crate::frame::{HEADER_BYTES, Header, Kind};
 use crate::hello::{ANSWER_BYTES, Answer, HELLO_BYTES, Heard, Hello, Refusal};
 use crate::keys::{Direction, Protection};
 use crate::{ChannelError, Counters, Wait};
@@ -106,7 +106,7 @@ impl Connected {
         let until = Instant::now() + Duration::from_secs(60);
         loop {
             if let Some(header) = self.carrier.receive(&mut room)? {
-                return Ok((header, room[..header.len as usize].to_vec()));
+                return Ok((header, room[HEADER_BYTES..][..header.len as usize].to_vec()));
             }
             assert!(Instant::now() < until, "nothing came");
             std::thread::yield_now();

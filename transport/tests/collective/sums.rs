@@ -53,6 +53,33 @@ fn an_all_reduce_has_the_same_bits_by_every_algorithm_on_every_rank() {
 }
 
 #[test]
+fn what_is_sent_is_what_the_schedule_says() {
+    for ranks in [2, 3, 4] {
+        let ring = Wiring::ring(ranks, 1e-5, 1e9).unwrap();
+        for wiring in [mesh(ranks), ring] {
+            for algorithm in Algorithm::ALL {
+                let options = GroupOptions { algorithm: Some(algorithm), ..GroupOptions::default() };
+                let mut group = group(&wiring, 1024, &options);
+                let sent = group.run(|group| {
+                    let schedule = group.all_reduce_schedule(576).ok()?;
+                    group.room(576).unwrap().fill(1.0);
+                    let mut out = [0.0; 576];
+                    group.all_reduce(&mut out).unwrap();
+                    assert_eq!(out, [ranks as f32; 576]);
+                    let (messages, bytes) = schedule.sent_by(group.rank());
+                    assert_eq!((group.sent().messages, group.sent().bytes), (messages as u64, bytes));
+                    Some((bytes, schedule.volume().bytes))
+                });
+                let sent: Option<Vec<_>> = sent.into_iter().collect();
+                if let Some(sent) = sent {
+                    assert_eq!(sent.iter().map(|(own, _)| own).sum::<u64>(), sent[0].1);
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn two_islands_and_a_line_without_routes_get_the_same_bits() {
     let link = |a, b, latency_s| Link { a, b, latency_s, bytes_per_s: 1e9 };
     let islands = vec![link(0, 1, 1e-5), link(2, 3, 1e-5), link(1, 2, 1e-3)];

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::GroupOptions;
+use super::{GroupOptions, Sent};
 use crate::channel::{Sight, wait_for};
 use crate::collective::CollectiveError;
 use crate::collective::machine::{self, Machine};
@@ -23,6 +23,7 @@ pub(super) struct Peers {
     peers: Vec<Peer>,
     /// When somebody last did something.
     since: Instant,
+    sent: Sent,
 }
 
 struct Peer {
@@ -44,7 +45,11 @@ impl Peers {
         let peer =
             |rank| Peer { rank, sent: 0, received: 0, sends: 0, receives: 0, pieces: Vec::new(), filled: 0 };
         let (peers, channels) = channels.into_iter().map(|(rank, channel)| (peer(rank), channel)).unzip();
-        Peers { options, channels, peers, since: Instant::now() }
+        Peers { options, channels, peers, since: Instant::now(), sent: Sent::default() }
+    }
+
+    pub(super) fn counted(&self) -> Sent {
+        self.sent
     }
 
     /// The number of this call with `peer`, of those that send or those that receive; `None` for a rank without a channel.
@@ -142,6 +147,8 @@ impl Peers {
             return Err(CollectiveError::Misuse("no channel"));
         };
         channel.commit_kept(parcel_bytes(len), true).map_err(lost)?;
+        self.sent.messages += 1;
+        self.sent.bytes += (len * ELEMENT_BYTES) as u64;
         self.since = Instant::now();
         let mut until = self.since + LOOK_UP;
         loop {
@@ -153,8 +160,9 @@ impl Peers {
                     let whole = frame.end && self.peers.first().is_some_and(|peer| peer.filled == 0);
                     if whole && bytemuck::try_cast_slice::<u8, f32>(elements_of(frame.bytes)).is_ok() {
                         head.check(rank, 0, frame.bytes, len)?;
-                        channel.with_kept(|mine, theirs| add_in_order(own, out, mine, elements_of(theirs)));
-                        break;
+                        let flushed = channel
+                            .with_kept(|mine, theirs| add_in_order(own, out, mine, elements_of(theirs)));
+                        return if flushed { Ok(()) } else { self.flush() };
                     }
                     if let Some(peer) = self.peers.first_mut()
                         && peer.collect(channel, len)?
@@ -164,14 +172,13 @@ impl Peers {
                         peer.filled = 0;
                         head.check(rank, 0, parcel, len)?;
                         channel.with_kept(|mine, _| add_in_order(own, out, mine, elements_of(parcel)));
-                        break;
+                        return self.flush();
                     }
                 }
                 None => self.goes_on(rank)?,
             }
             until = Instant::now() + LOOK_UP;
         }
-        self.flush()
     }
 
     /// Carries out one rank's program.
@@ -219,6 +226,8 @@ impl Peers {
             trailer[..TRAILER_BYTES].copy_from_slice(&head.trailer(peer.sent));
             channel.commit(parcel_bytes(len), true).map_err(lost)?;
             peer.sent = peer.sent.wrapping_add(1);
+            self.sent.messages += u64::from(len == left);
+            self.sent.bytes += (len * ELEMENT_BYTES) as u64;
             moved = true;
         }
         Ok(moved)
