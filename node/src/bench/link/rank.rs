@@ -172,11 +172,12 @@ impl Rank {
             Work::AllReduce { bytes, algorithm: name } => {
                 let group = self.group.as_mut().context("no group")?;
                 let algorithm = algorithm(name).context("no such algorithm")?;
-                group.set_algorithm(Some(algorithm));
                 let len = bytes / size_of::<f32>();
                 let mut out = vec![0.0; len];
-                // The first compiles, and has all begin together.
+                // All begin together, by whatever algorithm; the first sum compiles.
+                group.set_algorithm(None);
                 group.barrier()?;
+                group.set_algorithm(Some(algorithm));
                 sum(group, &mut out)?;
                 let before = group.sent();
                 for _ in 0..count {
