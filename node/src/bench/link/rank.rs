@@ -200,7 +200,9 @@ impl Rank {
                     let nonce = aead::Nonce::assume_unique_for_key(nonce);
                     let began = Instant::now();
                     let tag = key.seal_in_place_separate_tag(nonce, aead::Aad::from([0; 32]), &mut message);
-                    std::hint::black_box(tag.map_err(unusable)?);
+                    if tag.is_err() {
+                        bail!("no AEAD");
+                    }
                     took(began);
                 }
             }
