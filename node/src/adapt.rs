@@ -7,6 +7,7 @@ pub mod files;
 pub mod footprint;
 pub mod gate;
 pub mod generate;
+pub mod link_costs;
 pub mod plan;
 pub mod raft_network;
 pub mod raft_store;

@@ -16,6 +16,7 @@ pub mod links;
 pub mod local_proof;
 pub mod local_swarm;
 pub mod logging;
+pub mod machines;
 pub mod model_file;
 pub mod options;
 pub mod signals;

@@ -14,7 +14,7 @@ pub const DEFAULT_SLOTS: u16 = 4;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Parallel {
-    /// The best single node if it fits, else the fewest that fit.
+    /// What is predicted to be fastest, and where that is not known the fewest nodes that fit.
     #[default]
     Auto,
     /// Exactly this many stages of one rank each.

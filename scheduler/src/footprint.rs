@@ -32,6 +32,12 @@ pub struct Footprint {
     pub scratch_bytes_per_context: u64,
     /// Longest context of the model, in tokens.
     pub max_context: u32,
+    /// Numbers in the row that goes from layer to layer; 0 = unknown.
+    #[serde(default)]
+    pub hidden: u32,
+    /// Bytes of each layer that a token does not read: experts that are not its own.
+    #[serde(default)]
+    pub idle_layer_bytes: u64,
     /// What ranks can share out, where that is known.
     #[serde(default)]
     pub divisible: Option<Divisible>,
@@ -62,6 +68,17 @@ impl Footprint {
         let of_layers = self.layer_bytes.get(start..end).unwrap_or_default();
         let sum = of_layers.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
         sum.saturating_add(self.ends_bytes(start == 0, end == self.layer_bytes.len()))
+    }
+
+    /// What a rank with these layers reads for one token that has `context` tokens before it, in bytes: its layers with
+    /// their keys and values, and the output matrix where it is the last. Of the embedding it is one row.
+    pub fn read_bytes(&self, layers: &Range<u32>, context: u32) -> u64 {
+        let of_layers = self.layer_bytes.get(layers.start as usize..layers.end as usize).unwrap_or_default();
+        let read = |bytes: &u64| bytes.saturating_sub(self.idle_layer_bytes);
+        let sum = of_layers.iter().map(read).fold(0u64, u64::saturating_add);
+        let cached = self.kv_bytes_per_layer(context, 1).saturating_mul(of_layers.len() as u64);
+        let head = if layers.end == self.layers() { self.head_bytes } else { 0 };
+        sum.saturating_add(cached).saturating_add(head)
     }
 
     /// What the first and last stages load besides layers, in bytes.

@@ -17,6 +17,7 @@ pub use consensus::{Consensus, View};
 pub use desired::{DEFAULT_SLOTS, Desired, KvType, KvTypeError, Parallel, ParallelError, PlanRequest};
 pub use footprint::{Divisible, Footprint, LayerPieces};
 pub use ids::{Epoch, GroupId, IdError, InstanceId, NodeId, Stamp, Token, check_model_name};
+pub use placement::cost::{LinkCosts, NoLinks, Predictor, SUMS_PER_LAYER};
 pub use placement::report::{Change, Nearest, NoPlacement, NoPlacementCode, NodeFit, NodeFitCode};
 pub use placement::{
     Alternative, DEFAULT_CONTEXT, LEAST_DEFAULT_CONTEXT, Needs, Placed, Placement, Preview, Stage, place,
@@ -25,4 +26,4 @@ pub use placement::{
 pub use planner::plan;
 pub use state::{Absorb, Command, Member, Outcome, Refusal, State, Tombstone};
 pub use topology::routes::{Graph, Routes, round_trip_class};
-pub use topology::{Link, LinkKind, NodeOffer, Reach, Topology};
+pub use topology::{Link, LinkKind, NodeOffer, Reach, Speed, Topology};

@@ -2,17 +2,21 @@
 //!
 //! Memory is the hard limit on every rank. Candidates are the nodes that are there, offer memory and may be used, those
 //! with most memory free first; [`place`] takes the first 1, 2, 3... of them until the model fits (or exactly as many as
-//! `pipeline=N` says), and cuts the layers in proportion to what each can use. Each decision is a function of its
-//! arguments and of nothing else, and the order of nodes in the topology changes none.
+//! `pipeline=N` says), and cuts the layers in proportion to what each can use. Where rates and links were measured, `auto`
+//! then takes what is predicted to be fastest of everything that fits at that context (`choice`, by [`cost`]). Each decision is
+//! a function of its arguments and of nothing else, and the order of nodes in the topology changes none.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use self::cost::{LinkCosts, Predictor};
 use self::pool::Pool;
 use self::search::Shape;
-use crate::{Epoch, Footprint, InstanceId, KvType, NoPlacement, NodeId, PlanRequest, Topology};
+use crate::{Epoch, Footprint, InstanceId, KvType, NoPlacement, NodeId, Parallel, PlanRequest, Topology};
 
+mod choice;
+pub mod cost;
 mod explain;
 mod pool;
 mod preview;
@@ -112,6 +116,7 @@ impl Placed {
 /// Finds a place for a model beside what runs already (`others`), or says why there is none.
 pub fn place(
     topology: &Topology,
+    costs: &dyn LinkCosts,
     others: &[&Placement],
     request: &PlanRequest,
 ) -> Result<Placed, NoPlacement> {
@@ -121,12 +126,14 @@ pub fn place(
     }
     let request = &of_a_rank(request);
     match search::best(&pool, request) {
-        Some((context, shape)) => Ok(Placed {
-            context,
-            slots: request.slots,
-            kv_type: request.kv_type,
-            stages: stages(&pool, &shape, &request.footprint, context, request.slots),
-        }),
+        Some((context, shape)) => {
+            let mut stages = stages(&pool, &shape, &request.footprint, context, request.slots);
+            if request.parallel == Parallel::Auto {
+                let predictor = Predictor::new(topology, costs);
+                stages = choice::fastest(&pool, &predictor, request, context, stages);
+            }
+            Ok(Placed { context, slots: request.slots, kv_type: request.kv_type, stages })
+        }
         None => Err(explain::no_placement(topology, others, &pool, request)),
     }
 }

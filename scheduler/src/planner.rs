@@ -4,7 +4,8 @@
 //! commands have been applied it says nothing more, so it may be asked at any time and as often as one likes.
 
 use crate::{
-    Command, Desired, InstanceId, NoPlacement, NodeFitCode, Parallel, Placement, State, Topology, place,
+    Command, Desired, InstanceId, LinkCosts, NoPlacement, NodeFitCode, Parallel, Placement, State, Topology,
+    place,
 };
 
 /// Most nodes of a refusal that are written to the replicated state: those with a part in it first.
@@ -13,7 +14,7 @@ const MAX_RECORDED_NODES: usize = 32;
 /// What is to be done now: end what nobody wants, place what is wanted and runs nowhere, place anew (under a new epoch)
 /// what lost a rank, and record why something cannot be placed. Those asked for first are placed first; what runs is never
 /// moved to make room.
-pub fn plan(state: &State, topology: &Topology) -> Vec<Command> {
+pub fn plan(state: &State, topology: &Topology, costs: &dyn LinkCosts) -> Vec<Command> {
     let mut commands = Vec::new();
     let mut running: Vec<Placement> = Vec::new();
     for (instance, placement) in &state.placements {
@@ -33,7 +34,7 @@ pub fn plan(state: &State, topology: &Topology) -> Vec<Command> {
     let mut placed = 0;
     for desired in waiting {
         let others: Vec<&Placement> = running.iter().collect();
-        match place(topology, &others, &desired.request()) {
+        match place(topology, costs, &others, &desired.request()) {
             Ok(found) => {
                 let placement = found.under(desired.id.clone(), state.next_epoch(placed));
                 placed += 1;
@@ -85,7 +86,7 @@ fn shortened(mut why: NoPlacement) -> NoPlacement {
 mod tests {
     use super::*;
     use crate::state::At;
-    use crate::{Footprint, GroupId, KvType, NoPlacementCode, NodeId, NodeOffer, Reach, Stamp};
+    use crate::{Footprint, GroupId, KvType, NoLinks, NoPlacementCode, NodeId, NodeOffer, Reach, Stamp};
 
     /// A swarm in which commands are applied as the log would.
     struct Swarm {
@@ -103,6 +104,7 @@ mod tests {
                 offered_bytes: *offered_bytes,
                 memory_bytes: None,
                 reach: Reach::All,
+                speed: None,
             };
             let topology = Topology { nodes: offers.iter().map(node).collect(), ..Topology::default() };
             Self { state: State { group: GroupId(7), ..State::default() }, topology, index: 0 }
@@ -136,11 +138,11 @@ mod tests {
 
         /// Plans, carries it out, and checks that nothing is left to do.
         fn settle(&mut self) -> Vec<Command> {
-            let commands = plan(&self.state, &self.topology);
+            let commands = plan(&self.state, &self.topology, &NoLinks);
             for command in &commands {
                 self.apply(command);
             }
-            assert_eq!(plan(&self.state, &self.topology), Vec::new());
+            assert_eq!(plan(&self.state, &self.topology, &NoLinks), Vec::new());
             commands
         }
 

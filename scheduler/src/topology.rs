@@ -68,6 +68,19 @@ pub struct NodeOffer {
     pub memory_bytes: Option<u64>,
     /// Who it can open a data channel to by an address of its own network.
     pub reach: Reach,
+    /// How fast it computes, once measured.
+    pub speed: Option<Speed>,
+}
+
+/// How fast a node computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Speed {
+    /// Bytes that it reads from memory in a second.
+    pub memory_read_bytes_per_s: u64,
+    /// What it spends on each layer of a token beside reading weights and cache, in nanoseconds.
+    pub layer_ns: u64,
+    /// What its device needs to hand a vector to the network or to take one, in nanoseconds; 0 where the processor computes.
+    pub sync_ns: u64,
 }
 
 /// The nodes that a node has a direct address for.

@@ -39,6 +39,8 @@ pub fn footprint(model: &Model) -> Footprint {
         scratch_bytes_per_slot: model.scratch_bytes_per_slot + session + row,
         scratch_bytes_per_context: model.scratch_bytes_per_context,
         max_context: model.max_context,
+        hidden: model.hidden,
+        idle_layer_bytes: 0,
         divisible: Some(divisible(&model.divisible, step / 2)),
     }
 }

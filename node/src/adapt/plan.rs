@@ -45,7 +45,7 @@ pub fn plan(
     let alternative = |other: &scheduler::Alternative| api::Alternative {
         parallel: other.parallel.to_string(),
         stages: stages(&other.stages),
-        predicted_tokens_per_s: None,
+        predicted_tokens_per_s: other.predicted_s.map(tokens_per_s),
     };
     let (placed, near, reason) = match &preview.outcome {
         Ok(placed) => (stages(&placed.stages), Vec::new(), None),
@@ -66,11 +66,16 @@ pub fn plan(
         reason,
         needs: needs(&preview.needs),
         stages: placed,
-        predicted_tokens_per_s: None,
+        predicted_tokens_per_s: preview.predicted_s.map(tokens_per_s),
         alternatives: preview.alternatives.iter().map(alternative).collect(),
         nodes: nodes(&preview.nodes),
         nearest: near,
     }
+}
+
+/// Of one sequence, where a token takes so long.
+fn tokens_per_s(seconds: f64) -> f64 {
+    1.0 / seconds.max(f64::MIN_POSITIVE)
 }
 
 /// A type of cache in the API's words.

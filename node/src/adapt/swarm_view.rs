@@ -21,6 +21,7 @@ use tokio::sync::watch;
 
 use super::directory::Directory;
 use super::files::{ModelFacts, ModelFiles};
+use super::link_costs::KnownLinks;
 use super::{documents, plan};
 use crate::agent::topology::topology;
 
@@ -149,7 +150,8 @@ impl LiveView {
     fn preview(&self, request: &PlanRequest) -> shoal_scheduler::Preview {
         let view = self.directory.view();
         let others: Vec<&Placement> = view.state.placements.values().collect();
-        preview(&topology(&view, &self.directory.table()), &others, request)
+        let topology = topology(&view, &self.directory.table());
+        preview(&topology, &KnownLinks::of(&topology), &others, request)
     }
 
     async fn propose(&self, command: Command) -> Result<(), ApiError> {

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shoal_scheduler::consensus::Consensus;
+use shoal_scheduler::consensus::{Consensus, View};
 use shoal_scheduler::{Command, Epoch, InstanceId, plan};
 use tokio::time::Instant;
 
 use super::topology::topology;
 use crate::adapt::directory::Directory;
+use crate::adapt::link_costs::KnownLinks;
 
 /// How often the scheduler looks, besides on changes.
 const LOOK: Duration = Duration::from_millis(500);
@@ -20,6 +21,12 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// An instance that has run for so long starts with the first pause again.
 const FORGIVEN: Duration = Duration::from_secs(120);
 
+/// The planner's decisions on what is known now.
+fn planned(view: &View, directory: &Directory) -> Vec<Command> {
+    let topology = topology(view, &directory.table());
+    plan(&view.state, &topology, &KnownLinks::of(&topology))
+}
+
 /// Plans while this node is the scheduler. Runs until it is dropped.
 pub async fn lead(consensus: Arc<Consensus>, directory: Directory) {
     let (mut view, mut table) = (directory.changes(), directory.table_changes());
@@ -28,7 +35,7 @@ pub async fn lead(consensus: Arc<Consensus>, directory: Directory) {
     loop {
         let now = directory.view();
         if now.commands {
-            let mut commands = plan(&now.state, &topology(&now, &directory.table()));
+            let mut commands = planned(&now, &directory);
             let untouched = |id: &InstanceId| !commands.iter().any(|command| touches(command, id));
             let mut again: Vec<Command> = Vec::new();
             for (id, placement) in now.state.placements.iter().filter(|(id, _)| untouched(id)) {

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use shoal_scheduler::consensus::View;
-use shoal_scheduler::{Link, LinkKind, NodeId, NodeOffer, Reach, Topology};
+use shoal_scheduler::{Link, LinkKind, NodeId, NodeOffer, Reach, Speed, Topology};
 use tokio::time::Instant;
 
+use crate::machines::LAYER_US;
 use crate::swarm::interfaces::Kind;
-use crate::swarm::record::LinkState;
+use crate::swarm::record::{LinkState, RecordBody};
 use crate::swarm::{NodeState, Table};
 
 /// Two nodes that are not connected count as having no address for each other once both have been there for so long: before,
@@ -29,6 +30,7 @@ pub fn topology(view: &View, table: &Table) -> Topology {
             offered_bytes: body.map_or(0, |body| body.memory.offered_bytes),
             memory_bytes: body.map(|body| body.memory.total_bytes),
             reach: reach.get(id).cloned().unwrap_or_default(),
+            speed: body.and_then(speed),
         }
     };
     Topology { nodes: view.state.members.iter().map(offer).collect(), links: links(view, table) }
@@ -59,6 +61,12 @@ fn links(view: &View, table: &Table) -> Vec<Link> {
         }
     }
     links
+}
+
+/// How fast a node computes, once it has measured its memory. What a layer costs beside is not measured yet.
+fn speed(body: &RecordBody) -> Option<Speed> {
+    let rate = body.memory_read_bytes_per_s.filter(|rate| *rate >= 1.0)?;
+    Some(Speed { memory_read_bytes_per_s: rate as u64, layer_ns: (LAYER_US * 1e3) as u64, sync_ns: 0 })
 }
 
 fn is_there(table: &Table, id: &NodeId) -> bool {

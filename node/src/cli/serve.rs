@@ -32,7 +32,7 @@ pub(super) struct Request {
     /// As what numbers keys and values are kept: f16, or q8 (8 bits: half the memory, slightly other answers) [default: f16]
     #[arg(long, value_name = "T")]
     kv_type: Option<shoal_scheduler::KvType>,
-    /// How to split it: auto or pipeline=N (N stages); tensor=N is not built yet [default: auto]
+    /// How to split it: auto, pipeline=N (N stages), tensor=N or SxR (S stages of R that share layers) [default: auto]
     #[arg(long, value_name = "P")]
     parallel: Option<shoal_scheduler::Parallel>,
     /// Use only these nodes, by name, id, or a prefix of either

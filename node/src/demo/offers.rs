@@ -3,7 +3,9 @@
 //! Asked of the scheduler's own placement rules, so that what is computed here is what will be decided there.
 
 use shoal_scheduler::placement::place;
-use shoal_scheduler::{Footprint, KvType, NodeId, NodeOffer, Parallel, PlanRequest, Reach, Topology};
+use shoal_scheduler::{
+    Footprint, KvType, NoLinks, NodeId, NodeOffer, Parallel, PlanRequest, Reach, Topology,
+};
 
 /// Offers differ by this much from node to node, in per mille, so that the split by memory shows.
 const STEP_PER_MILLE: u64 = 30;
@@ -68,6 +70,7 @@ fn fits(footprint: &Footprint, offers: &[u64], parallel: Parallel, context: u32,
             offered_bytes: *offer,
             memory_bytes: None,
             reach: Reach::All,
+            speed: None,
         })
     };
     let nodes: Option<Vec<NodeOffer>> = offers.iter().enumerate().map(node).collect();
@@ -80,7 +83,7 @@ fn fits(footprint: &Footprint, offers: &[u64], parallel: Parallel, context: u32,
         parallel,
         nodes: Vec::new(),
     };
-    place(&Topology { nodes, ..Topology::default() }, &[], &request).is_ok()
+    place(&Topology { nodes, ..Topology::default() }, &NoLinks, &[], &request).is_ok()
 }
 
 /// The least number of bytes for which `enough` holds, which holds for all above too.
@@ -113,6 +116,8 @@ mod tests {
             scratch_bytes_per_slot: 300_000,
             scratch_bytes_per_context: 100,
             max_context: 8192,
+            hidden: 576,
+            idle_layer_bytes: 0,
             divisible: None,
         }
     }

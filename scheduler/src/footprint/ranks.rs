@@ -104,6 +104,10 @@ impl Footprint {
             head_bytes: without(self.head_bytes, all.blocks, counts.blocks, all.head_block_bytes),
             kv_bytes_per_token_layer: kv_head.saturating_mul(counts.kv_heads),
             scratch_base_bytes: self.scratch_base_bytes.saturating_add(peers.saturating_mul(all.peer_bytes)),
+            idle_layer_bytes: (u128::from(self.idle_layer_bytes) * u128::from(counts.pieces))
+                .checked_div(all.pieces.into())
+                .and_then(|bytes| u64::try_from(bytes).ok())
+                .unwrap_or_default(),
             divisible: None,
             ..self.clone()
         }

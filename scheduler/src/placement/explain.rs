@@ -301,6 +301,7 @@ fn one_more_node(
         offered_bytes: 0,
         memory_bytes: None,
         reach: Reach::All,
+        speed: None,
     };
     changed.nodes.push(newcomer);
     let mut request = request.clone();

@@ -91,6 +91,25 @@ impl<'a> Pool<'a> {
             .collect()
     }
 
+    /// The sets of candidates of which each can reach each other.
+    pub(super) fn teams(&self) -> impl Iterator<Item = &[usize]> {
+        self.teams.iter().map(Vec::as_slice)
+    }
+
+    /// The same pool with those first that read memory fastest; `None` where that is the order it has.
+    pub(super) fn fastest_first(&self) -> Option<Self> {
+        let rate =
+            |candidate: &Candidate<'_>| candidate.node.speed.map_or(0, |speed| speed.memory_read_bytes_per_s);
+        if self.candidates.is_sorted_by(|a, b| rate(a) >= rate(b)) {
+            return None;
+        }
+        let mut candidates = self.candidates.clone();
+        // Stable: of those equally fast the one with most free.
+        candidates.sort_by_key(|candidate| std::cmp::Reverse(rate(candidate)));
+        let teams = teams(&candidates);
+        Some(Self { candidates, teams, ..self.clone() })
+    }
+
     /// The same pool as if everyone could reach everyone.
     pub(super) fn without_walls(&self) -> Self {
         Self { teams: vec![(0..self.candidates.len()).collect()], ..self.clone() }

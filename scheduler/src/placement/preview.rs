@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::cost::{LinkCosts, Predictor};
 use super::pool::Pool;
 use super::split::Load;
 use super::{Placed, Placement, Stage, explain, of_a_rank, place, search, stages};
@@ -11,12 +12,14 @@ use crate::{Footprint, NoPlacement, NodeFit, Parallel, PlanRequest, Topology};
 const MAX_ALTERNATIVES: usize = 8;
 
 /// The answer to a request, without anything being done.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Preview {
     /// What the model needs in all.
     pub needs: Needs,
     /// Where it would go, or why nowhere.
     pub outcome: Result<Placed, NoPlacement>,
+    /// Seconds that it is predicted to take for a token, where rates and links are known.
+    pub predicted_s: Option<f64>,
     /// Other ways to spread it that would fit too.
     pub alternatives: Vec<Alternative>,
     /// Every node's part in it.
@@ -43,12 +46,14 @@ pub struct Needs {
 }
 
 /// Another way to spread the model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Alternative {
     /// How to ask for it.
     pub parallel: Parallel,
     /// Its stages, at the same context and slots.
     pub stages: Vec<Stage>,
+    /// Seconds that it is predicted to take for a token, where rates and links are known.
+    pub predicted_s: Option<f64>,
 }
 
 impl Needs {
@@ -68,33 +73,47 @@ impl Needs {
 }
 
 /// What [`place`] would do, with everything that a person wants to know about it.
-pub fn preview(topology: &Topology, others: &[&Placement], request: &PlanRequest) -> Preview {
-    let outcome = place(topology, others, request);
+pub fn preview(
+    topology: &Topology,
+    costs: &dyn LinkCosts,
+    others: &[&Placement],
+    request: &PlanRequest,
+) -> Preview {
+    let outcome = place(topology, costs, others, request);
     let pool = Pool::new(topology, others, request);
+    let predictor = Predictor::new(topology, costs);
     match &outcome {
         Ok(placed) => Preview {
             needs: Needs::of(&request.footprint, placed.context, placed.slots),
-            alternatives: alternatives(&pool, request, placed),
+            alternatives: alternatives(&pool, &predictor, request, placed),
+            predicted_s: predictor.seconds(&request.footprint, placed.context, &placed.stages),
             nodes: explain::rows_of(&pool, placed),
             outcome,
         },
         Err(why) => Preview {
             needs: Needs::of(&request.footprint, search::contexts(request).0, request.slots),
             alternatives: Vec::new(),
+            predicted_s: None,
             nodes: why.nodes.clone(),
             outcome,
         },
     }
 }
 
-fn alternatives(pool: &Pool<'_>, request: &PlanRequest, placed: &Placed) -> Vec<Alternative> {
+fn alternatives(
+    pool: &Pool<'_>,
+    predictor: &Predictor<'_>,
+    request: &PlanRequest,
+    placed: &Placed,
+) -> Vec<Alternative> {
     let ranks = placed.stages.first().map_or(1, |stage| stage.ranks.len());
     let of = |parallel: Parallel, stages_wanted: usize| {
-        let request = of_a_rank(&PlanRequest { parallel, ..request.clone() });
-        let load = Load::new(&request.footprint, placed.context, placed.slots);
+        let of_rank = of_a_rank(&PlanRequest { parallel, ..request.clone() });
+        let load = Load::new(&of_rank.footprint, placed.context, placed.slots);
         let shape = search::of_stages(pool, &load, stages_wanted, parallel.ranks().into())?;
-        let stages = stages(pool, &shape, &request.footprint, placed.context, placed.slots);
-        Some(Alternative { parallel, stages })
+        let stages = stages(pool, &shape, &of_rank.footprint, placed.context, placed.slots);
+        let predicted_s = predictor.seconds(&request.footprint, placed.context, &stages);
+        Some(Alternative { parallel, stages, predicted_s })
     };
     let any = PlanRequest { parallel: Parallel::Auto, ..request.clone() };
     let pipelines = search::stage_counts(pool, &any)
@@ -104,5 +123,9 @@ fn alternatives(pool: &Pool<'_>, request: &PlanRequest, placed: &Placed) -> Vec<
     let tensors = (2..=most_ranks)
         .filter(|count| placed.stages.len() > 1 || *count != ranks)
         .filter_map(|count| of(Parallel::Tensor { stages: 1, ranks: u16::try_from(count).ok()? }, 1));
-    pipelines.take(MAX_ALTERNATIVES / 2).chain(tensors.take(MAX_ALTERNATIVES / 2)).collect()
+    let mixed = (2..=most_ranks)
+        .filter(|count| placed.stages.len() != 2 || *count != ranks)
+        .filter_map(|count| of(Parallel::Tensor { stages: 2, ranks: u16::try_from(count).ok()? }, 2));
+    let each = MAX_ALTERNATIVES / 4;
+    pipelines.take(2 * each).chain(tensors.take(each)).chain(mixed.take(each)).collect()
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 
+use super::cost::NoLinks;
 use super::*;
 use crate::{
     Change, Divisible, GroupId, LayerPieces, NoPlacementCode, NodeFitCode, NodeOffer, Parallel, Reach,
@@ -82,7 +83,7 @@ impl Table {
             }
         }
         let others: Vec<&Placement> = self.others.iter().collect();
-        answer(&place(&self.topology, &others, &request))
+        answer(&place(&self.topology, &NoLinks, &others, &request))
     }
 }
 
@@ -117,7 +118,15 @@ fn model<'w>(words: impl Iterator<Item = &'w str>) -> Footprint {
 
 fn offer(name: &str, offered_bytes: u64) -> NodeOffer {
     let name = name.to_owned();
-    NodeOffer { id: id(&name), name, alive: true, offered_bytes, memory_bytes: None, reach: Reach::All }
+    NodeOffer {
+        id: id(&name),
+        name,
+        alive: true,
+        offered_bytes,
+        memory_bytes: None,
+        reach: Reach::All,
+        speed: None,
+    }
 }
 
 /// Another instance that takes `bytes` on `node`.
@@ -220,6 +229,8 @@ fn swarm() -> impl Strategy<Value = (Footprint, Topology, PlanRequest)> {
                 scratch_bytes_per_slot: slot,
                 scratch_bytes_per_context: context,
                 max_context: max,
+                hidden: 0,
+                idle_layer_bytes: 0,
                 divisible: None,
             }
         });
@@ -257,7 +268,7 @@ proptest! {
 
     #[test]
     fn a_placement_holds_every_layer_once_and_each_rank_within_its_offer((footprint, topology, request) in swarm()) {
-        let Ok(placed) = place(&topology, &[], &request) else { return Ok(()) };
+        let Ok(placed) = place(&topology, &NoLinks, &[], &request) else { return Ok(()) };
         let mut next = 0;
         let mut seen = BTreeSet::new();
         for stage in &placed.stages {
@@ -283,24 +294,24 @@ proptest! {
         let mut turned = topology.clone();
         let by = turn % turned.nodes.len().max(1);
         turned.nodes.rotate_left(by);
-        prop_assert_eq!(place(&topology, &[], &request), place(&turned, &[], &request));
+        prop_assert_eq!(place(&topology, &NoLinks, &[], &request), place(&turned, &NoLinks, &[], &request));
     }
 
     #[test]
     fn auto_uses_no_more_nodes_than_are_needed((_, topology, request) in swarm()) {
-        let Ok(placed) = place(&topology, &[], &PlanRequest { parallel: Parallel::Auto, ..request.clone() }) else {
+        let Ok(placed) = place(&topology, &NoLinks, &[], &PlanRequest { parallel: Parallel::Auto, ..request.clone() }) else {
             return Ok(());
         };
         for fewer in 1..placed.stages.len() {
             let parallel = Parallel::Pipeline(u16::try_from(fewer).unwrap());
             let forced = PlanRequest { parallel, context: Some(placed.context), ..request.clone() };
-            prop_assert!(place(&topology, &[], &forced).is_err());
+            prop_assert!(place(&topology, &NoLinks, &[], &forced).is_err());
         }
     }
 
     #[test]
     fn each_nearest_change_does_what_it_says((_, topology, request) in swarm()) {
-        let Err(why) = place(&topology, &[], &request) else { return Ok(()) };
+        let Err(why) = place(&topology, &NoLinks, &[], &request) else { return Ok(()) };
         for nearest in &why.nearest {
             let (mut topology, mut request) = (topology.clone(), request.clone());
             match nearest.change {
@@ -319,13 +330,13 @@ proptest! {
                     topology.nodes.push(offer("new", nearest.value));
                 }
             }
-            prop_assert!(place(&topology, &[], &request).is_ok() || context_was_refused(&why), "{:?}", nearest);
+            prop_assert!(place(&topology, &NoLinks, &[], &request).is_ok() || context_was_refused(&why), "{:?}", nearest);
         }
     }
 
     #[test]
     fn a_report_has_a_sentence_for_every_node((_, topology, request) in swarm()) {
-        let preview = preview(&topology, &[], &request);
+        let preview = preview(&topology, &NoLinks, &[], &request);
         prop_assert_eq!(preview.nodes.len(), topology.nodes.len());
         for node in &preview.nodes {
             prop_assert!(node.text.ends_with('.') && node.text.starts_with(&node.name));
@@ -371,7 +382,7 @@ fn a_thousand_nodes_are_placed_at_once() {
         };
         let topology = Topology { nodes: (0..1000).map(node).collect(), ..Topology::default() };
         let start = Instant::now();
-        let outcome = place(&topology, &[], &request);
+        let outcome = place(&topology, &NoLinks, &[], &request);
         println!("1,000 nodes, {what}: {:?}, fits: {}", start.elapsed(), outcome.is_ok());
         assert_eq!(outcome.is_ok(), bytes > 1 << 30);
     }
@@ -410,6 +421,7 @@ fn ranks_share_stages_of_the_nodes_with_most_left() {
         offered_bytes,
         memory_bytes: None,
         reach: Reach::All,
+        speed: None,
     };
     // Two layers and an end of a rank with five heads in two groups and half of all else take 2 * 1108 + 328 bytes.
     let half = 500 + 120 + 480 + 8;
@@ -424,7 +436,7 @@ fn ranks_share_stages_of_the_nodes_with_most_left() {
         parallel,
         nodes: Vec::new(),
     };
-    let placed = place(&topology, &[], &request(Parallel::Tensor { stages: 2, ranks: 2 })).unwrap();
+    let placed = place(&topology, &NoLinks, &[], &request(Parallel::Tensor { stages: 2, ranks: 2 })).unwrap();
     let ranks = |stage: &Stage| -> Vec<String> { stage.ranks.iter().map(NodeId::to_string).collect() };
     let names = |all: &[&str]| -> Vec<String> { all.iter().map(|name| id(name).to_string()).collect() };
     assert_eq!(placed.stages.iter().map(ranks).collect::<Vec<_>>(), [names(&["1", "3"]), names(&["0", "4"])]);
@@ -433,8 +445,9 @@ fn ranks_share_stages_of_the_nodes_with_most_left() {
         assert_eq!(stage.weights_bytes, 2 * half + end);
     }
     // The fifth node is too small for any part, and ten ranks have not a head each.
-    let refused =
-        |stages, ranks| place(&topology, &[], &request(Parallel::Tensor { stages, ranks })).unwrap_err();
+    let refused = |stages, ranks| {
+        place(&topology, &NoLinks, &[], &request(Parallel::Tensor { stages, ranks })).unwrap_err()
+    };
     assert_eq!(refused(1, 5).code, NoPlacementCode::Memory);
     assert_eq!(refused(1, 10).code, NoPlacementCode::Stages);
     assert_eq!(refused(2, 3).code, NoPlacementCode::Stages);
