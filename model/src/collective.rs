@@ -3,9 +3,8 @@
 //! The engine knows no network: whoever runs a shard gives it a [`Collective`]. What each rank adds up is written straight
 //! into the room that the collective offers, which may be a slot of the network's.
 
-mod local;
-
-pub use local::local;
+#[cfg(test)]
+pub(crate) mod local;
 
 /// Why the ranks of a group could not come together; the instance ends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -37,17 +36,4 @@ pub trait Collective: Send {
     /// Fills `all` (cleared first) with the contributions of all ranks in their order. `lens` are their lengths in
     /// bytes, known to everybody; `mine` has this rank's.
     fn all_gather(&mut self, mine: &[u8], lens: &[usize], all: &mut Vec<u8>) -> Result<(), CollectiveError>;
-}
-
-/// The one order in which contributions are added up, whatever moved them: the sum of the first half of the ranks
-/// (rounded up) plus that of the others, and so on down. `parts` has the contributions of rank 0, 1, .. for one element.
-pub fn canonical_sum(parts: &[f32]) -> f32 {
-    match parts {
-        [] => 0.0,
-        [one] => *one,
-        _ => {
-            let (first, second) = parts.split_at(parts.len().div_ceil(2));
-            canonical_sum(first) + canonical_sum(second)
-        }
-    }
 }

@@ -15,7 +15,7 @@ use crate::kernels::attention::Heads;
 use crate::kernels::tiles::COLUMNS;
 
 /// The most ranks of a group.
-pub const MAX_RANKS: usize = 64;
+pub const MAX_RANKS: usize = 32;
 
 /// Blocks that a vocabulary is divided into, at most: the units of its cut, and of drawing a token.
 const VOCAB_BLOCKS: usize = 64;

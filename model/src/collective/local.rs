@@ -1,11 +1,11 @@
-//! A group whose ranks are threads of this process: for tests, and to see what the cut alone costs.
+//! A group whose ranks are threads of this process: for tests.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::{Collective, CollectiveError, canonical_sum};
+use super::{Collective, CollectiveError};
 
 /// The ranks of a group within this process, in order. If one is dropped, those who wait for it are told.
-pub fn local(ranks: usize) -> Vec<Box<dyn Collective>> {
+pub(crate) fn local(ranks: usize) -> Vec<Box<dyn Collective>> {
     let round = Round { parts: vec![None; ranks], sums: Arc::default(), taken: 0, gone: false };
     let meeting = Arc::new(Meeting { round: Mutex::new(round), changed: Condvar::new() });
     let rank = |rank| Box::new(Local { rank, ranks, room: Vec::new(), meeting: meeting.clone() }) as _;
@@ -127,5 +127,18 @@ impl Collective for Local {
             all.extend_from_slice(part);
         }
         Ok(())
+    }
+}
+
+/// The order in which every collective of Shoal adds contributions up: the sum of the first half of the ranks
+/// (rounded up) plus that of the others, and so on down. `parts` has the contributions of rank 0, 1, .. for one element.
+fn canonical_sum(parts: &[f32]) -> f32 {
+    match parts {
+        [] => 0.0,
+        [one] => *one,
+        _ => {
+            let (first, second) = parts.split_at(parts.len().div_ceil(2));
+            canonical_sum(first) + canonical_sum(second)
+        }
     }
 }

@@ -38,6 +38,9 @@ pub struct LayerPieces {
     pub piece_bytes: u64,
 }
 
+/// The most ranks of a stage, however much there is to share out: sums over more are not made.
+const MAX_RANKS: u16 = 32;
+
 /// How much of each a rank has.
 #[derive(Debug, Clone, Copy)]
 struct Counts {
@@ -50,8 +53,9 @@ struct Counts {
 impl Footprint {
     /// The most ranks that can share a stage; 1 for a model of which nothing is known that could be shared out.
     pub fn most_ranks(&self) -> u16 {
-        let most = self.divisible.as_ref().map_or(1, |all| all.heads.min(all.pieces).min(all.blocks).max(1));
-        u16::try_from(most).unwrap_or(u16::MAX)
+        let pieces =
+            self.divisible.as_ref().map_or(1, |all| all.heads.min(all.pieces).min(all.blocks).max(1));
+        u16::try_from(pieces).map_or(MAX_RANKS, |pieces| pieces.min(MAX_RANKS))
     }
 
     /// What the rank takes that has most of everything, where ranks share each stage in these proportions. `None` where
@@ -162,6 +166,10 @@ mod tests {
         assert_eq!(model().most_ranks(), 9);
         assert!(model().shared(&[1; 9]).is_some());
         assert_eq!(model().shared(&[1; 10]), None);
+        let many = Divisible { heads: 128, pieces: 128, blocks: 128, ..model().divisible.unwrap() };
+        let wide = Footprint { divisible: Some(many), ..model() };
+        assert_eq!(wide.most_ranks(), MAX_RANKS);
+        assert_eq!(wide.shared(&[1; 33]), None);
         assert_eq!(Footprint { divisible: None, ..model() }.shared(&[1, 1]), None);
     }
 }

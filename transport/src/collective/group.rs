@@ -60,6 +60,7 @@ pub struct Group {
     /// What this rank brings along, where it does not lie in the slot that sends it.
     mine: Vec<f32>,
     arena: Vec<f32>,
+    gathered: Gathered,
     /// The all-reduce that [`Group::room`] was asked for.
     begun: Option<Arc<Schedule>>,
     /// Whether its elements lie in a slot.
@@ -67,6 +68,14 @@ pub struct Group {
     /// Calls in which all ranks take part.
     calls: u32,
     failed: Option<CollectiveError>,
+}
+
+/// Bytes that are gathered, as the elements that travel.
+#[derive(Default)]
+struct Gathered {
+    lens: Vec<usize>,
+    mine: Vec<f32>,
+    all: Vec<f32>,
 }
 
 impl fmt::Debug for Group {
@@ -102,6 +111,7 @@ impl Group {
             progress: Progress::default(),
             mine: Vec::new(),
             arena: Vec::new(),
+            gathered: Gathered::default(),
             begun: None,
             in_slot: false,
             calls: 0,
@@ -200,10 +210,7 @@ impl Group {
         lens: &[usize],
         out: &mut [f32],
     ) -> Result<(), CollectiveError> {
-        let sum = lens.iter().try_fold(0usize, |sum, len| sum.checked_add(*len));
-        if lens.len() != self.ranks() || lens.get(self.rank) != Some(&mine.len()) || sum != Some(out.len()) {
-            return Err(CollectiveError::Misuse("an all-gather's lengths do not fit what is given"));
-        }
+        self.check_lens(mine.len(), lens, out.len())?;
         self.together(Asked::AllGather { lens }, mine, out)
     }
 
@@ -214,21 +221,43 @@ impl Group {
         lens: &[usize],
         out: &mut [u8],
     ) -> Result<(), CollectiveError> {
-        let sum = lens.iter().try_fold(0usize, |sum, len| sum.checked_add(*len));
-        if lens.len() != self.ranks() || lens.get(self.rank) != Some(&mine.len()) || sum != Some(out.len()) {
-            return Err(CollectiveError::Misuse("an all-gather's lengths do not fit what is given"));
-        }
-        let elements: Vec<usize> = lens.iter().map(|len| len.div_ceil(ELEMENT_BYTES)).collect();
-        let mut padded = vec![0.0f32; mine.len().div_ceil(ELEMENT_BYTES)];
-        bytemuck::cast_slice_mut::<f32, u8>(&mut padded)[..mine.len()].copy_from_slice(mine);
-        let mut all = vec![0.0f32; elements.iter().sum()];
-        self.together(Asked::AllGather { lens: &elements }, &padded, &mut all)?;
-        let (mut all, mut out) = (bytemuck::cast_slice::<f32, u8>(&all), out);
+        self.check_lens(mine.len(), lens, out.len())?;
+        let mut gathered = std::mem::take(&mut self.gathered);
+        let done = self.all_gather_padded(mine, lens, out, &mut gathered);
+        self.gathered = gathered;
+        done
+    }
+
+    /// Gathers bytes as whole elements, in buffers that are kept.
+    fn all_gather_padded(
+        &mut self,
+        mine: &[u8],
+        lens: &[usize],
+        mut out: &mut [u8],
+        Gathered { lens: elements, mine: padded, all }: &mut Gathered,
+    ) -> Result<(), CollectiveError> {
+        elements.clear();
+        elements.extend(lens.iter().map(|len| len.div_ceil(ELEMENT_BYTES)));
+        padded.clear();
+        padded.resize(mine.len().div_ceil(ELEMENT_BYTES), 0.0);
+        bytemuck::cast_slice_mut::<f32, u8>(padded)[..mine.len()].copy_from_slice(mine);
+        all.resize(elements.iter().sum(), 0.0);
+        self.together(Asked::AllGather { lens: elements }, padded, all)?;
+        let mut all = bytemuck::cast_slice::<f32, u8>(all);
         for len in lens {
             let (now, rest) = all.split_at(len.next_multiple_of(ELEMENT_BYTES));
             let (into, left) = std::mem::take(&mut out).split_at_mut(*len);
             into.copy_from_slice(&now[..*len]);
             (all, out) = (rest, left);
+        }
+        Ok(())
+    }
+
+    /// That everybody's lengths are given, with this rank's own, and room for all.
+    fn check_lens(&self, mine: usize, lens: &[usize], room: usize) -> Result<(), CollectiveError> {
+        let sum = lens.iter().try_fold(0usize, |sum, len| sum.checked_add(*len));
+        if lens.len() != self.ranks() || lens.get(self.rank) != Some(&mine) || sum != Some(room) {
+            return Err(CollectiveError::Misuse("an all-gather's lengths do not fit what is given"));
         }
         Ok(())
     }

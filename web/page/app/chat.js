@@ -29,20 +29,28 @@ export function chat() {
   let messages = [];
   let running = null;
   let following = true;
+  let left = 0;
 
-  // The log follows the answer only while the reader is at its end.
+  // The log follows the answer only while the reader is at its end. Where a reader who scrolls up is, is seen at once: the
+  // event comes with the next frame, and text may come before it.
   const atEnd = () => log.scrollHeight - log.scrollTop - log.clientHeight < NEAR;
+  const toTheEnd = () => {
+    following = true;
+    log.scrollTop = log.scrollHeight;
+    left = log.scrollTop;
+    setHidden(toEnd, true);
+  };
   const follow = () => {
-    if (following) log.scrollTop = log.scrollHeight;
-    setHidden(toEnd, following);
+    if (log.scrollTop < left) following = false;
+    if (following) toTheEnd();
+    else setHidden(toEnd, false);
   };
   log.addEventListener("scroll", () => {
     following = atEnd();
     setHidden(toEnd, following);
   });
   toEnd.addEventListener("click", () => {
-    following = true;
-    follow();
+    toTheEnd();
     log.focus();
   });
 
@@ -56,8 +64,7 @@ export function chat() {
 
   const show = (part) => {
     log.append(part.root);
-    following = true;
-    follow();
+    toTheEnd();
   };
 
   async function answer() {

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use crate::collective::local;
+use crate::collective::local::local;
 use crate::gguf::ModelFile;
 use crate::kv::KvType;
 use crate::part::Rank;

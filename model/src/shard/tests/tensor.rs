@@ -2,7 +2,7 @@
 
 use super::bits::layouts;
 use super::pipeline::{Layout, Pipeline, answer, open, open_bytes, request};
-use crate::collective::local;
+use crate::collective::local::local;
 use crate::gguf::{ModelFile, TensorType};
 use crate::kv::KvType;
 use crate::part::{PartError, Rank};
