@@ -14,7 +14,7 @@ mod speed;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use shoal_scheduler::KvType;
+use shoal_scheduler::{Cut, KvType};
 use shoal_web::api::ServeRequest;
 
 use crate::client::chat::{ChatBody, ChatEvent, Extension, Message};
@@ -72,6 +72,8 @@ pub struct Options {
     pub nodes: usize,
     /// How to split the model; `None` = a pipeline over all nodes.
     pub parallel: Option<String>,
+    /// How to cut its layers.
+    pub cut: Cut,
     /// How often.
     pub runs: u32,
     /// The user's model store.
@@ -183,6 +185,7 @@ impl Work<'_> {
             slots: Some(self.options.sequences),
             kv_type: Some(self.options.kv_type.to_string()),
             parallel: Some(self.options.parallel.clone().unwrap_or_else(parallel)),
+            cut: Some(self.options.cut.to_string()),
             nodes: Vec::new(),
         };
         let instance = wait::to_serve(agent, &request, progress).await?;

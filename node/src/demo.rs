@@ -10,7 +10,7 @@ mod summary;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use shoal_scheduler::KvType;
+use shoal_scheduler::{Cut, KvType};
 use shoal_web::api::{Instance, InstanceState, ServeRequest};
 
 use crate::client::Agent;
@@ -161,6 +161,8 @@ async fn serve_and_ask(
         slots: Some(SLOTS),
         kv_type: None,
         parallel: Some(format!("pipeline={}", swarm.nodes().len())),
+        // What the demo shows; all nodes are equally fast here.
+        cut: Some(Cut::Memory.to_string()),
         nodes: Vec::new(),
     };
     let plan = agent.plan(&request).await?;

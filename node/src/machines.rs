@@ -9,7 +9,7 @@ mod tests;
 use std::path::Path;
 
 use shoal_scheduler::{
-    Footprint, KvType, NodeId, NodeOffer, Parallel, PlanRequest, Preview, Reach, SUMS_PER_LAYER, Speed,
+    Cut, Footprint, KvType, NodeId, NodeOffer, Parallel, PlanRequest, Preview, Reach, SUMS_PER_LAYER, Speed,
     Topology, preview,
 };
 
@@ -89,7 +89,8 @@ impl Machines {
     /// What placement answers.
     pub fn plan(&self, question: &Question) -> Preview {
         let Question { footprint, context, slots, kv_type, parallel } = question.clone();
-        let request = PlanRequest { footprint, context, slots, kv_type, parallel, nodes: Vec::new() };
+        let cut = Cut::default();
+        let request = PlanRequest { footprint, context, slots, kv_type, parallel, cut, nodes: Vec::new() };
         preview(&self.topology, &self.links, &[], &request)
     }
 

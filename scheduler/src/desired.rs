@@ -128,6 +128,48 @@ impl fmt::Display for KvType {
     }
 }
 
+/// How layers are cut into stages. As text (and in every encoding of text) `auto`, `speed` or `memory`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cut {
+    /// By speed where the time for a token can be predicted and the nodes are more than one machine: stages of one machine share
+    /// what they read with. Else by memory.
+    #[default]
+    Auto,
+    /// So that the slowest stage is as fast as memory allows, by what was measured; by memory where rates were not.
+    Speed,
+    /// In proportion to what each can use.
+    Memory,
+}
+
+/// Why a text is not a [`Cut`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no way to cut layers: say auto, speed or memory")]
+pub struct CutError(String);
+
+impl FromStr for Cut {
+    type Err = CutError;
+
+    fn from_str(text: &str) -> Result<Self, CutError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "speed" => Ok(Self::Speed),
+            "memory" => Ok(Self::Memory),
+            _ => Err(CutError(text.chars().take(64).collect())),
+        }
+    }
+}
+
+impl fmt::Display for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Speed => "speed",
+            Self::Memory => "memory",
+        })
+    }
+}
+
 /// What a placement is asked for, without saying for which instance: `shoal plan` asks this way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanRequest {
@@ -142,6 +184,9 @@ pub struct PlanRequest {
     pub kv_type: KvType,
     /// How to spread it.
     pub parallel: Parallel,
+    /// How to cut its layers.
+    #[serde(default)]
+    pub cut: Cut,
     /// Nodes that may be used; empty = any.
     pub nodes: Vec<NodeId>,
 }
@@ -167,6 +212,9 @@ pub struct Desired {
     pub kv_type: KvType,
     /// How to spread it.
     pub parallel: Parallel,
+    /// How to cut its layers.
+    #[serde(default)]
+    pub cut: Cut,
     /// Nodes that may be used; empty = any.
     pub nodes: Vec<NodeId>,
     /// A tombstone: no longer wanted.
@@ -186,6 +234,7 @@ impl Desired {
             slots: self.slots,
             kv_type: self.kv_type,
             parallel: self.parallel,
+            cut: self.cut,
             nodes: self.nodes.clone(),
         }
     }
@@ -205,6 +254,16 @@ mod tests {
         for text in ["", "F16", "q8_0", "q4"] {
             assert!(text.parse::<KvType>().is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn cuts_as_text() {
+        for (text, cut) in [("auto", Cut::Auto), ("speed", Cut::Speed), ("memory", Cut::Memory)] {
+            assert_eq!(text.parse(), Ok(cut));
+            assert_eq!(cut.to_string(), text);
+            assert_eq!(serde_json::to_value(cut).unwrap(), text);
+        }
+        assert!("".parse::<Cut>().is_err() && "Speed".parse::<Cut>().is_err());
     }
 
     #[test]

@@ -70,15 +70,12 @@ impl Footprint {
         sum.saturating_add(self.ends_bytes(start == 0, end == self.layer_bytes.len()))
     }
 
-    /// What a rank with these layers reads for one token that has `context` tokens before it, in bytes: its layers with
-    /// their keys and values, and the output matrix where it is the last. Of the embedding it is one row.
-    pub fn read_bytes(&self, layers: &Range<u32>, context: u32) -> u64 {
-        let of_layers = self.layer_bytes.get(layers.start as usize..layers.end as usize).unwrap_or_default();
-        let read = |bytes: &u64| bytes.saturating_sub(self.idle_layer_bytes);
-        let sum = of_layers.iter().map(read).fold(0u64, u64::saturating_add);
-        let cached = self.kv_bytes_per_layer(context, 1).saturating_mul(of_layers.len() as u64);
-        let head = if layers.end == self.layers() { self.head_bytes } else { 0 };
-        sum.saturating_add(cached).saturating_add(head)
+    /// What a rank reads of each layer for one token that has `context` tokens before it, in bytes: weights, keys and values.
+    /// Beside its layers it reads the output matrix where it is the last, and of the embedding one row.
+    pub fn read_bytes(&self, context: u32) -> impl Iterator<Item = u64> {
+        let cached = self.kv_bytes_per_layer(context, 1);
+        let read = move |bytes: &u64| bytes.saturating_sub(self.idle_layer_bytes).saturating_add(cached);
+        self.layer_bytes.iter().map(read)
     }
 
     /// What the first and last stages load besides layers, in bytes.

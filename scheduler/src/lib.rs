@@ -14,14 +14,16 @@ pub mod state;
 pub mod topology;
 
 pub use consensus::{Consensus, View};
-pub use desired::{DEFAULT_SLOTS, Desired, KvType, KvTypeError, Parallel, ParallelError, PlanRequest};
+pub use desired::{
+    Cut, CutError, DEFAULT_SLOTS, Desired, KvType, KvTypeError, Parallel, ParallelError, PlanRequest,
+};
 pub use footprint::{Divisible, Footprint, LayerPieces};
 pub use ids::{Epoch, GroupId, IdError, InstanceId, NodeId, Stamp, Token, check_model_name};
 pub use placement::cost::{LinkCosts, NoLinks, Predictor, SUMS_PER_LAYER};
 pub use placement::report::{Change, Nearest, NoPlacement, NoPlacementCode, NodeFit, NodeFitCode};
 pub use placement::{
-    Alternative, DEFAULT_CONTEXT, LEAST_DEFAULT_CONTEXT, Needs, Placed, Placement, Preview, Stage, place,
-    preview,
+    Alternative, DEFAULT_CONTEXT, LEAST_DEFAULT_CONTEXT, Needs, Placed, Placement, Preview, RankBytes, Stage,
+    place, preview,
 };
 pub use planner::plan;
 pub use state::{Absorb, Command, Member, Outcome, Refusal, State, Tombstone};

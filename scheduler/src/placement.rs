@@ -2,8 +2,8 @@
 //!
 //! Memory is the hard limit on every rank. Candidates are the nodes that are there, offer memory and may be used, those
 //! with most memory free first; [`place`] takes the first 1, 2, 3... of them until the model fits (or exactly as many as
-//! `pipeline=N` says), and cuts the layers in proportion to what each can use. Where rates and links were measured, `auto`
-//! then takes what is predicted to be fastest of everything that fits at that context (`choice`, by [`cost`]). Each decision is
+//! `pipeline=N` says), and cuts the layers in proportion to what each can use; where rates were measured, so that the slowest
+//! stage is as fast as memory allows (`balance`). Where links were measured too, `auto` then takes what is predicted to be fastest of everything that fits at that context (`choice`, by [`cost`]). Each decision is
 //! a function of its arguments and of nothing else, and the order of nodes in the topology changes none.
 
 use std::ops::Range;
@@ -11,13 +11,16 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use self::cost::{LinkCosts, Predictor};
+use self::load::Group;
 use self::pool::Pool;
-use self::search::Shape;
-use crate::{Epoch, Footprint, InstanceId, KvType, NoPlacement, NodeId, Parallel, PlanRequest, Topology};
+use self::search::{Search, Shape};
+use crate::{Epoch, InstanceId, KvType, NoPlacement, NodeId, Parallel, PlanRequest, Topology};
 
+mod balance;
 mod choice;
 pub mod cost;
 mod explain;
+mod load;
 mod pool;
 mod preview;
 pub mod report;
@@ -47,8 +50,7 @@ pub struct Placement {
     pub stages: Vec<Stage>,
 }
 
-/// Consecutive layers that run as one step of the pipeline. The byte figures are for each of its ranks, of the one with
-/// most where they differ.
+/// Consecutive layers that run as one step of the pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stage {
     /// Layers `[start, end)`.
@@ -58,12 +60,33 @@ pub struct Stage {
     /// What each rank computes of every layer, in proportion to the others.
     #[serde(default)]
     pub shares: Vec<u32>,
-    /// Weights, in bytes, the embedding and output head included where the stage holds them.
+    /// Weights of the rank that takes most, in bytes, the embedding and output head included where it holds them.
     pub weights_bytes: u64,
-    /// KV cache, in bytes.
+    /// KV cache of that rank, in bytes.
     pub kv_bytes: u64,
-    /// Scratch, in bytes.
+    /// Scratch of that rank, in bytes.
     pub scratch_bytes: u64,
+    /// What each rank takes; empty where each takes as much.
+    #[serde(default)]
+    pub each: Vec<RankBytes>,
+}
+
+/// What a rank takes, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankBytes {
+    /// Weights, the embedding and output head included where it holds them.
+    pub weights_bytes: u64,
+    /// KV cache.
+    pub kv_bytes: u64,
+    /// Scratch.
+    pub scratch_bytes: u64,
+}
+
+impl RankBytes {
+    /// Everything that the rank allocates.
+    pub fn total(&self) -> u64 {
+        self.weights_bytes.saturating_add(self.kv_bytes).saturating_add(self.scratch_bytes)
+    }
 }
 
 impl Placement {
@@ -80,15 +103,29 @@ impl Placement {
 
     /// Bytes that it takes on `node`, 0 where it has no shard there.
     pub fn used_bytes(&self, node: &NodeId) -> u64 {
-        let on_node = self.stages.iter().filter(|stage| stage.ranks.contains(node));
-        on_node.fold(0, |sum, stage| sum.saturating_add(stage.total_bytes()))
+        self.stages.iter().fold(0, |sum, stage| sum.saturating_add(stage.bytes_on(node)))
     }
 }
 
 impl Stage {
-    /// Everything that each rank of it allocates, in bytes.
-    pub fn total_bytes(&self) -> u64 {
-        self.weights_bytes.saturating_add(self.kv_bytes).saturating_add(self.scratch_bytes)
+    /// What the rank takes that takes most.
+    pub fn most(&self) -> RankBytes {
+        RankBytes {
+            weights_bytes: self.weights_bytes,
+            kv_bytes: self.kv_bytes,
+            scratch_bytes: self.scratch_bytes,
+        }
+    }
+
+    /// What this rank takes.
+    pub fn of_rank(&self, rank: usize) -> RankBytes {
+        self.each.get(rank).copied().unwrap_or_else(|| self.most())
+    }
+
+    /// Everything that the rank on `node` allocates, in bytes; 0 where that has none.
+    pub fn bytes_on(&self, node: &NodeId) -> u64 {
+        let rank = self.ranks.iter().position(|rank| rank == node);
+        rank.map_or(0, |rank| self.of_rank(rank).total())
     }
 }
 
@@ -124,39 +161,32 @@ pub fn place(
     if let Some(refusal) = explain::refusal(&pool, request) {
         return Err(refusal);
     }
-    let request = &of_a_rank(request);
-    match search::best(&pool, request) {
-        Some((context, shape)) => {
-            let mut stages = stages(&pool, &shape, &request.footprint, context, request.slots);
-            if request.parallel == Parallel::Auto {
-                let predictor = Predictor::new(topology, costs);
-                stages = choice::fastest(&pool, &predictor, request, context, stages);
-            }
-            Ok(Placed { context, slots: request.slots, kv_type: request.kv_type, stages })
-        }
-        None => Err(explain::no_placement(topology, others, &pool, request)),
-    }
-}
-
-/// The request in terms of what a rank takes. One that cannot be shared out stays as it is; it is refused by name.
-fn of_a_rank(request: &PlanRequest) -> PlanRequest {
-    let shares = vec![1; request.parallel.ranks().into()];
-    let footprint = request.footprint.shared(&shares).unwrap_or_else(|| request.footprint.clone());
-    PlanRequest { footprint, ..request.clone() }
-}
-
-/// The stages of a shape, with the bytes that each takes; `footprint` is that of a rank.
-fn stages(pool: &Pool<'_>, shape: &Shape, footprint: &Footprint, context: u32, slots: u16) -> Vec<Stage> {
-    let id = |index: &usize| pool.candidates.get(*index).map(|candidate| candidate.node.id.clone());
-    let stage = |(members, layers): (&[usize], &Range<u32>)| Stage {
-        layers: layers.clone(),
-        ranks: members.iter().filter_map(id).collect(),
-        shares: vec![1; members.len()],
-        weights_bytes: footprint.weights_bytes(layers),
-        kv_bytes: footprint
-            .kv_bytes_per_layer(context, slots)
-            .saturating_mul(u64::from(layers.end.saturating_sub(layers.start))),
-        scratch_bytes: footprint.scratch_bytes(context, slots),
+    let predictor = Predictor::new(topology, costs);
+    let search = Search::new(&pool, request, &predictor);
+    let Some((context, shape)) = search.best() else {
+        return Err(explain::no_placement(topology, others, &pool, request));
     };
-    shape.members.chunks(shape.ranks).zip(&shape.split.layers).map(stage).collect()
+    let stages = match request.parallel {
+        Parallel::Auto => choice::fastest(search, &predictor, context, shape),
+        _ => stages(&pool, &shape),
+    };
+    Ok(Placed { context, slots: request.slots, kv_type: request.kv_type, stages })
+}
+
+/// The stages of a shape, with the bytes that each takes.
+fn stages(pool: &Pool<'_>, shape: &Shape) -> Vec<Stage> {
+    let stage = |(group, layers): (&Group, &Range<u32>)| {
+        let each: Vec<RankBytes> = group.loads.iter().map(|load| load.bytes(layers)).collect();
+        let most = each.iter().copied().max_by_key(RankBytes::total).unwrap_or_default();
+        Stage {
+            layers: layers.clone(),
+            ranks: pool.ids(&group.members).into_iter().cloned().collect(),
+            shares: group.shares.clone(),
+            weights_bytes: most.weights_bytes,
+            kv_bytes: most.kv_bytes,
+            scratch_bytes: most.scratch_bytes,
+            each,
+        }
+    };
+    shape.groups.iter().zip(&shape.split.layers).map(stage).collect()
 }

@@ -86,7 +86,7 @@ fn shortened(mut why: NoPlacement) -> NoPlacement {
 mod tests {
     use super::*;
     use crate::state::At;
-    use crate::{Footprint, GroupId, KvType, NoLinks, NoPlacementCode, NodeId, NodeOffer, Reach, Stamp};
+    use crate::{Cut, Footprint, GroupId, KvType, NoLinks, NoPlacementCode, NodeId, NodeOffer, Reach, Stamp};
 
     /// A swarm in which commands are applied as the log would.
     struct Swarm {
@@ -126,6 +126,7 @@ mod tests {
                 context: None,
                 slots: 1,
                 kv_type: KvType::F16,
+                cut: Cut::default(),
                 parallel: Parallel::Auto,
                 nodes: Vec::new(),
                 stopped: false,

@@ -183,6 +183,7 @@ fn a_request_that_makes_no_sense_harms_nobody() -> Result<()> {
         ("/api/v1/instances", b"[]", 400),
         ("/api/v1/instances", br#"{"model": "nobody", "kv_type": "q4"}"#, 400),
         ("/api/v1/plan", br#"{"model": "nobody", "kv_type": ""}"#, 400),
+        ("/api/v1/plan", br#"{"model": "nobody", "cut": "evenly"}"#, 400),
         ("/nowhere", b"{}", 404),
     ] {
         let response = agent.request("POST", path, body)?;

@@ -1,10 +1,13 @@
 //! Placement as a person sees it: the ranges that the rule gives, and the reasons where there are none.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use shoal_tests::agent::{Agent, list};
 use shoal_tests::bed::{Bed, MODEL};
 use shoal_tests::process::{Swarm, await_ready, ranks};
+use shoal_tests::wait::within;
 
 /// What a plan says that the model needs, in bytes.
 struct Needs {
@@ -108,6 +111,33 @@ fn equal_offers_are_cut_as_the_rule_says() -> Result<()> {
 #[test]
 fn unequal_offers_are_cut_as_the_rule_says() -> Result<()> {
     three("plan-unequal", [400, 160, 120])
+}
+
+/// The last stage reads the output matrix too, which is as much as many layers of this model: once rates are measured it is
+/// planned with fewer layers.
+#[test]
+fn layers_are_cut_by_speed_where_that_is_asked_for() -> Result<()> {
+    let swarm = Swarm::start(Bed::new("plan-speed")?, &["400MiB"; 2], |_, _| ())?;
+    let agent = swarm.agent(0)?;
+    let last = |cut: &str| {
+        let request =
+            json!({"model": MODEL, "context": 512, "slots": 4, "parallel": "pipeline=2", "cut": cut});
+        let planned = plan(agent, &request)?;
+        let layers = &list(&planned["stages"]).last().context("no stages")?["layers"];
+        let (start, end) = (layers[0].as_u64().context("start")?, layers[1].as_u64().context("end")?);
+        Ok::<_, anyhow::Error>(end - start)
+    };
+    let by_memory = last("memory")?;
+    let by_speed = within("rates measured", Duration::from_secs(10), || {
+        let by_speed = last("speed")?;
+        ensure!(by_speed != by_memory, "still {by_speed} layers");
+        Ok(by_speed)
+    })?;
+    println!("the last stage: {by_memory} layers by memory, {by_speed} by speed");
+    ensure!(by_speed < 15 && last("memory")? == by_memory, "{by_speed} {by_memory}");
+    // Both are one machine.
+    ensure!(last("auto")? == by_memory);
+    Ok(())
 }
 
 #[test]

@@ -65,7 +65,10 @@ impl InstanceNow {
     pub fn loaded(&self) -> (u64, u64) {
         let done = self.ranks.iter().flatten().filter_map(|rank| rank.loaded_bytes).sum();
         let stages = self.placement.iter().flat_map(|placement| &placement.stages);
-        (done, stages.map(|stage| stage.weights_bytes * stage.ranks.len() as u64).sum())
+        let weights = |stage: &shoal_scheduler::Stage| -> u64 {
+            (0..stage.ranks.len()).map(|rank| stage.of_rank(rank).weights_bytes).sum()
+        };
+        (done, stages.map(weights).sum())
     }
 }
 

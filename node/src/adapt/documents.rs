@@ -254,15 +254,18 @@ pub fn instance(now: &InstanceNow) -> api::Instance {
             ranks: ranks
                 .iter()
                 .enumerate()
-                .map(|(rank, now): (usize, &super::directory::RankNow)| api::Rank {
-                    rank: rank as u32,
-                    node: now.node.to_string(),
-                    state: now.state,
-                    weights_bytes: stage.weights_bytes,
-                    kv_bytes: stage.kv_bytes,
-                    scratch_bytes: stage.scratch_bytes,
-                    loaded_bytes: now.loaded_bytes,
-                    steps_total: now.steps_total,
+                .map(|(rank, now): (usize, &super::directory::RankNow)| {
+                    let bytes = stage.of_rank(rank);
+                    api::Rank {
+                        rank: rank as u32,
+                        node: now.node.to_string(),
+                        state: now.state,
+                        weights_bytes: bytes.weights_bytes,
+                        kv_bytes: bytes.kv_bytes,
+                        scratch_bytes: bytes.scratch_bytes,
+                        loaded_bytes: now.loaded_bytes,
+                        steps_total: now.steps_total,
+                    }
                 })
                 .collect(),
         };

@@ -23,8 +23,8 @@ pub struct Edge {
 pub struct KnownLinks {
     /// By ends, the lesser first; of several the one with the least latency.
     edges: BTreeMap<(NodeId, NodeId), Edge>,
-    /// Nodes that run on one machine, the lesser first.
-    inside: BTreeSet<(NodeId, NodeId)>,
+    /// The least node of each one's machine, of those that share one.
+    machines: BTreeMap<NodeId, NodeId>,
     /// Whether messages between nodes without a link are passed on by those between.
     relayed: bool,
     known: RefCell<BTreeMap<Question, Option<f64>>>,
@@ -33,6 +33,22 @@ pub struct KnownLinks {
 /// Both, the lesser first.
 fn ends(a: &NodeId, b: &NodeId) -> (NodeId, NodeId) {
     if a < b { (a.clone(), b.clone()) } else { (b.clone(), a.clone()) }
+}
+
+/// Each node by the least that it is connected with by these pairs (the lesser first).
+fn machines(inside: impl Iterator<Item = (NodeId, NodeId)>) -> BTreeMap<NodeId, NodeId> {
+    let mut least: BTreeMap<NodeId, NodeId> = BTreeMap::new();
+    let pairs: BTreeSet<(NodeId, NodeId)> = inside.collect();
+    for (a, b) in pairs {
+        let machine = least.get(&a).cloned().unwrap_or_else(|| a.clone());
+        let other = least.get(&b).cloned().unwrap_or_else(|| b.clone());
+        let (machine, joined) = ends(&machine, &other);
+        least.values_mut().filter(|of| **of == joined).for_each(|of| of.clone_from(&machine));
+        for node in [a, b, joined] {
+            least.insert(node, machine.clone());
+        }
+    }
+    least
 }
 
 /// Nodes, and elements of a sum or, with a first and last node, of a message.
@@ -63,8 +79,8 @@ impl KnownLinks {
         };
         let up = topology.links.iter().filter(|link| link.up);
         let inside = topology.links.iter().filter(|link| link.kind == LinkKind::Loopback);
-        let inside = inside.map(|link| ends(&link.a, &link.b)).collect();
-        Self { inside, ..Self::new(up.filter_map(measured)) }
+        let machines = machines(inside.map(|link| ends(&link.a, &link.b)));
+        Self { machines, ..Self::new(up.filter_map(measured)) }
     }
 
     /// Has nodes between pass on what has no link of its own.
@@ -142,7 +158,7 @@ impl LinkCosts for KnownLinks {
         })
     }
 
-    fn share_machine(&self, a: &NodeId, b: &NodeId) -> bool {
-        a == b || self.inside.contains(&ends(a, b))
+    fn machine(&self, node: &NodeId) -> NodeId {
+        self.machines.get(node).unwrap_or(node).clone()
     }
 }

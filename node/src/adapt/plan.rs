@@ -12,12 +12,15 @@ pub fn stages(stages: &[scheduler::Stage]) -> Vec<api::PlanStage> {
             .ranks
             .iter()
             .enumerate()
-            .map(|(rank, node)| api::PlanRank {
-                rank: rank as u32,
-                node: node.to_string(),
-                weights_bytes: stage.weights_bytes,
-                kv_bytes: stage.kv_bytes,
-                scratch_bytes: stage.scratch_bytes,
+            .map(|(rank, node)| {
+                let bytes = stage.of_rank(rank);
+                api::PlanRank {
+                    rank: rank as u32,
+                    node: node.to_string(),
+                    weights_bytes: bytes.weights_bytes,
+                    kv_bytes: bytes.kv_bytes,
+                    scratch_bytes: bytes.scratch_bytes,
+                }
             })
             .collect(),
     };

@@ -9,8 +9,8 @@ use sha2::{Digest, Sha256};
 use shoal_model::Device;
 use shoal_scheduler::consensus::{Consensus, ProposeError};
 use shoal_scheduler::{
-    Command, DEFAULT_SLOTS, Desired, InstanceId, KvType, KvTypeError, NodeId, Parallel, Placement,
-    PlanRequest, Stamp, preview,
+    Command, Cut, CutError, DEFAULT_SLOTS, Desired, InstanceId, KvType, KvTypeError, NodeId, Parallel,
+    Placement, PlanRequest, Stamp, preview,
 };
 use shoal_web::SwarmView;
 use shoal_web::api::{
@@ -128,6 +128,8 @@ impl LiveView {
         }
         let kv_type = request.kv_type.as_deref().map_or(Ok(KvType::default()), str::parse);
         let kv_type = kv_type.map_err(|error: KvTypeError| invalid("kv_type", error.to_string()))?;
+        let cut = request.cut.as_deref().map_or(Ok(Cut::default()), str::parse);
+        let cut = cut.map_err(|error: CutError| invalid("cut", error.to_string()))?;
         let nodes = self.named(&request.nodes)?;
         let facts = self.files.facts(&request.model, kv_type, self.has_devices()).await?;
         if let Some(context) = request.context
@@ -142,6 +144,7 @@ impl LiveView {
             slots,
             kv_type,
             parallel,
+            cut,
             nodes,
         };
         Ok((facts, plan))
@@ -255,6 +258,7 @@ impl SwarmView for LiveView {
             slots: wanted.slots,
             kv_type: wanted.kv_type,
             parallel: wanted.parallel,
+            cut: wanted.cut,
             nodes: wanted.nodes,
             stopped: false,
             stamp: Stamp::default(),

@@ -78,8 +78,7 @@ async fn body(fixed: &RecordBody, worker: &Worker, files: &ModelFiles) -> Record
     let running = worker.running();
     let mut body = fixed.clone();
     body.memory.available_bytes = super::facts::available_bytes();
-    body.memory.used_bytes =
-        running.iter().map(|running| running.placement.stages[running.stage].total_bytes()).sum();
+    body.memory.used_bytes = running.iter().map(|running| taken(running).total()).sum();
     body.models = files.digests().await;
     body.downloads = files.downloads();
     body.ranks = running.iter().map(rank).collect();
@@ -101,8 +100,13 @@ fn without_counters(mut body: RecordBody) -> RecordBody {
     body
 }
 
+/// What the shard takes.
+fn taken(running: &Running) -> shoal_scheduler::RankBytes {
+    running.placement.stages[running.stage].of_rank(running.rank)
+}
+
 fn rank(running: &Running) -> RankReport {
-    let stage = &running.placement.stages[running.stage];
+    let bytes = taken(running);
     let (state, failure) = match running.status.phase() {
         Phase::Downloading => (RankState::Downloading, None),
         Phase::Loading => (RankState::Loading, None),
@@ -113,12 +117,12 @@ fn rank(running: &Running) -> RankReport {
         instance: running.placement.instance.clone(),
         epoch: running.placement.epoch,
         stage: running.stage as u16,
-        rank: 0,
+        rank: running.rank as u16,
         state,
         failure,
-        weights_bytes: stage.weights_bytes,
-        kv_bytes: stage.kv_bytes,
-        scratch_bytes: stage.scratch_bytes,
+        weights_bytes: bytes.weights_bytes,
+        kv_bytes: bytes.kv_bytes,
+        scratch_bytes: bytes.scratch_bytes,
         loaded_bytes: running.status.loaded_bytes.load(Ordering::Relaxed),
         steps_total: running.status.steps_total.load(Ordering::Relaxed),
     }

@@ -139,6 +139,9 @@ struct Common {
     /// How to split the model: auto, pipeline=N [default: a pipeline over all nodes]
     #[arg(long, value_name = "P")]
     parallel: Option<shoal_scheduler::Parallel>,
+    /// How to cut layers into stages: speed (the slowest as fast as memory allows), memory (by what nodes have)
+    #[arg(long, value_name = "C", default_value_t = shoal_scheduler::Cut::Speed)]
+    cut: shoal_scheduler::Cut,
     /// As what numbers keys and values are kept: f16 or q8
     #[arg(long, value_name = "T", default_value_t = shoal_scheduler::KvType::F16)]
     kv_type: shoal_scheduler::KvType,
@@ -194,6 +197,7 @@ impl Bench {
             reuse: common.reuse,
             nodes: common.nodes,
             parallel: common.parallel.map(|parallel| parallel.to_string()),
+            cut: common.cut,
             runs: common.runs,
             model_dir: common.folder.resolve()?,
         };

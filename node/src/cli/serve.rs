@@ -35,6 +35,10 @@ pub(super) struct Request {
     /// How to split it: auto, pipeline=N (N stages), tensor=N or SxR (S stages of R that share layers) [default: auto]
     #[arg(long, value_name = "P")]
     parallel: Option<shoal_scheduler::Parallel>,
+    /// How to cut layers into stages: speed (the slowest as fast as memory allows), memory (by what nodes have), auto (by speed where
+    /// that is known, on more than one machine) [default: auto]
+    #[arg(long, value_name = "C")]
+    cut: Option<shoal_scheduler::Cut>,
     /// Use only these nodes, by name, id, or a prefix of either
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     nodes: Vec<String>,
@@ -48,6 +52,7 @@ impl Request {
             slots: self.slots,
             kv_type: self.kv_type.map(|kv_type| kv_type.to_string()),
             parallel: self.parallel.map(|parallel| parallel.to_string()),
+            cut: self.cut.map(|cut| cut.to_string()),
             nodes: self.nodes.clone(),
         }
     }

@@ -4,7 +4,7 @@
 
 use shoal_scheduler::placement::place;
 use shoal_scheduler::{
-    Footprint, KvType, NoLinks, NodeId, NodeOffer, Parallel, PlanRequest, Reach, Topology,
+    Cut, Footprint, KvType, NoLinks, NodeId, NodeOffer, Parallel, PlanRequest, Reach, Topology,
 };
 
 /// Offers differ by this much from node to node, in per mille, so that the split by memory shows.
@@ -81,6 +81,7 @@ fn fits(footprint: &Footprint, offers: &[u64], parallel: Parallel, context: u32,
         slots,
         kv_type: KvType::default(),
         parallel,
+        cut: Cut::Memory,
         nodes: Vec::new(),
     };
     place(&Topology { nodes, ..Topology::default() }, &NoLinks, &[], &request).is_ok()

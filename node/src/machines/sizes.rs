@@ -47,7 +47,7 @@ pub fn sizes(machine: &Machine, link: LinkFigures, question: &Question) -> Vec<S
             ports_suffice: machine.ports.map(|ports| machines.ports() <= ports),
             stages: fits.then_some(stages.len()),
             ranks: stages.first().map(|stage| stage.ranks.len()),
-            bytes_per_machine: stages.iter().map(Stage::total_bytes).max(),
+            bytes_per_machine: stages.iter().map(|stage| stage.most().total()).max(),
             predicted_tokens_per_s: plan.predicted_s.map(|seconds| 1.0 / seconds),
         })
     };

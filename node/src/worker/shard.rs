@@ -103,13 +103,13 @@ fn check_room(job: &Job, stage: &Stage, needs: &shoal_scheduler::Footprint) -> R
         .weights_bytes(&stage.layers)
         .saturating_add(needs.kv_bytes_per_layer(context, slots).saturating_mul(layers))
         .saturating_add(needs.scratch_bytes(context, slots));
-    if bytes <= stage.total_bytes() {
+    let counted = stage.of_rank(job.rank).total();
+    if bytes <= counted {
         return Ok(());
     }
     let text = format!(
-        "on {} its shard takes {bytes} bytes, and {} were counted when it was served; stop it and serve it again",
-        job.device,
-        stage.total_bytes()
+        "on {} its shard takes {bytes} bytes, and {counted} were counted when it was served; stop it and serve it again",
+        job.device
     );
     Err(Failure { code: "memory", text, passing: false })
 }

@@ -58,33 +58,56 @@ impl Footprint {
         u16::try_from(pieces).map_or(MAX_RANKS, |pieces| pieces.min(MAX_RANKS))
     }
 
-    /// What the rank takes that has most of everything, where ranks share each stage in these proportions. `None` where
-    /// there are more ranks than there is to share out.
+    /// What each rank takes, where ranks share each stage in these proportions. `None` where there are more ranks than there is
+    /// to share out.
+    pub fn of_ranks(&self, shares: &[u32]) -> Option<Vec<Footprint>> {
+        if shares.len() <= 1 {
+            return Some(vec![self.clone()]);
+        }
+        let all = self.divisible.as_ref()?;
+        let counts = self.counts(shares)?;
+        let peers = shares.len() as u64 - 1;
+        Some(counts.into_iter().map(|counts| self.with(all, counts, peers)).collect())
+    }
+
+    /// What the rank takes that has most of everything. `None` as in [`Footprint::of_ranks`].
     pub fn shared(&self, shares: &[u32]) -> Option<Footprint> {
         if shares.len() <= 1 {
             return Some(self.clone());
         }
+        let all = self.divisible.as_ref()?;
+        let most = |most: Counts, rank: Counts| Counts {
+            heads: most.heads.max(rank.heads),
+            kv_heads: most.kv_heads.max(rank.kv_heads),
+            pieces: most.pieces.max(rank.pieces),
+            blocks: most.blocks.max(rank.blocks),
+        };
+        let counts = self.counts(shares)?.into_iter().reduce(most)?;
+        Some(self.with(all, counts, shares.len() as u64 - 1))
+    }
+
+    /// How much of each the ranks have.
+    fn counts(&self, shares: &[u32]) -> Option<Vec<Counts>> {
         if shares.len() > usize::from(self.most_ranks()) {
             return None;
         }
         let all = self.divisible.as_ref()?;
         let weights: Vec<i128> = shares.iter().map(|&share| share.into()).collect();
-        let counts = |units: u32| largest_remainder(units as usize, &weights);
-        let most = |counts: &[usize]| counts.iter().copied().max().unwrap_or_default() as u64;
-        let heads = counts(all.heads);
+        let shared_out = |units: u32| largest_remainder(units as usize, &weights);
         let group = (all.heads / all.kv_heads.max(1)).max(1) as usize;
-        let kv_heads = heads.iter().scan(0, |start, count| {
-            let first = *start;
-            *start += count;
-            Some(start.div_ceil(group) - first / group)
+        let (heads, pieces, blocks) = (shared_out(all.heads), shared_out(all.pieces), shared_out(all.blocks));
+        let mut start = 0;
+        let counts = heads.iter().zip(pieces).zip(blocks).map(|((&heads, pieces), blocks)| {
+            let first = start;
+            start += heads;
+            Counts {
+                heads: heads as u64,
+                kv_heads: (start.div_ceil(group) - first / group) as u64,
+                pieces: pieces as u64,
+                blocks: blocks as u64,
+            }
         });
-        let counts = Counts {
-            heads: most(&heads),
-            kv_heads: kv_heads.max().unwrap_or_default() as u64,
-            pieces: most(&counts(all.pieces)),
-            blocks: most(&counts(all.blocks)),
-        };
-        Some(self.with(all, counts, shares.len() as u64 - 1))
+        Some(counts.collect())
     }
 
     fn with(&self, all: &Divisible, counts: Counts, peers: u64) -> Footprint {
@@ -156,6 +179,10 @@ mod tests {
         // Six heads and three; 32 pieces and 16.
         let uneven = model().shared(&[2, 1]).unwrap();
         assert_eq!(uneven.layer_bytes, [60 + 12 + 64 + 5; 4]);
+        let each = model().of_ranks(&[2, 1]).unwrap();
+        assert_eq!(each[0], uneven);
+        assert_eq!(each[1].layer_bytes, [30 + 6 + 32 + 5; 4]);
+        assert_eq!((each[1].embedding_bytes, each[1].kv_bytes_per_token_layer), (210, 100));
         let third = model().shared(&[1, 1, 1]).unwrap();
         assert_eq!(third.layer_bytes, [30 + 6 + 32 + 5; 4]);
         assert_eq!(model().shared(&[1]).unwrap(), model());

@@ -5,11 +5,10 @@
 //! is left and whoever is nearest to it. So the work is bounded by the number of nodes times a constant, not by their subsets.
 
 use super::cost::Predictor;
+use super::load::Loads;
 use super::pool::Pool;
-use super::search::{self, Shape};
-use super::split::{Load, Split};
+use super::search::{Search, Shape};
 use super::{Stage, stages};
-use crate::PlanRequest;
 
 /// Most nodes that are put together because that is faster; more only because the memory is needed.
 const MAX_TOGETHER: usize = 32;
@@ -21,89 +20,83 @@ const WORTH_IT: f64 = 0.95;
 /// Bytes by which nodes are near each other: a row of a model of middling width.
 const NEAR_BYTES: u64 = 8192;
 
-/// Something that fits, with what it takes.
-struct Found {
-    seconds: f64,
-    stages: Vec<Stage>,
-}
-
-/// The stages to take at this context, given those that fit on the fewest nodes: these where nothing is faster, or where it is
-/// not known how fast they are.
+/// The shape to take at this context, given the one that fits on the fewest nodes, with the pool that it is of: these where
+/// nothing is faster, or where it is not known how fast they are.
 pub(super) fn fastest(
-    pool: &Pool<'_>,
+    search: Search<'_>,
     predictor: &Predictor<'_>,
-    request: &PlanRequest,
     context: u32,
-    fewest: Vec<Stage>,
+    fewest: Shape,
 ) -> Vec<Stage> {
-    let Some(seconds) = predictor.seconds(&request.footprint, context, &fewest) else { return fewest };
-    let mut best = Found { seconds, stages: fewest };
-    let orders = [Some(pool.clone()), pool.fastest_first()];
-    for pool in orders.iter().flatten() {
-        single(pool, predictor, request, context, &mut best);
+    let pool = search.pool;
+    let Some(seconds) = predictor.seconds_of(pool, &fewest) else { return stages(pool, &fewest) };
+    let loads = Loads::new(&search.request.footprint, context, search.request.slots);
+    let mut best = Best { predictor, seconds, stages: stages(pool, &fewest) };
+    let by_rate = pool.fastest_first();
+    let searches = [Some(search), by_rate.as_ref().map(|pool| search.among(pool))];
+    for search in searches.iter().flatten() {
+        single(search, &loads, &mut best);
     }
-    for pool in orders.iter().flatten() {
-        together(pool, predictor, request, context, &mut best);
+    for search in searches.iter().flatten() {
+        together(search, &loads, &mut best);
     }
     best.stages
 }
 
+/// The fastest so far.
+struct Best<'a> {
+    predictor: &'a Predictor<'a>,
+    seconds: f64,
+    stages: Vec<Stage>,
+}
+
+impl Best<'_> {
+    fn consider(&mut self, pool: &Pool<'_>, shape: &Shape) {
+        let seconds = self.predictor.seconds_of(pool, shape);
+        if let Some(seconds) = seconds.filter(|seconds| *seconds < self.seconds * WORTH_IT) {
+            (self.seconds, self.stages) = (seconds, stages(pool, shape));
+        }
+    }
+}
+
 /// Each node alone.
-fn single(pool: &Pool<'_>, predictor: &Predictor<'_>, request: &PlanRequest, context: u32, best: &mut Found) {
-    let load = Load::new(&request.footprint, context, request.slots);
-    for (index, candidate) in pool.candidates.iter().enumerate() {
+fn single(search: &Search<'_>, loads: &Loads<'_>, best: &mut Best<'_>) {
+    for (index, candidate) in search.pool.candidates.iter().enumerate() {
         // What nodes of one machine measured beside each other differs by chance, and before their link is known nobody knows
         // whether they are on one.
         let head = best.stages.first().and_then(|stage| stage.ranks.first());
         let comparable = head.is_some_and(|head| {
-            let costs = predictor.costs();
-            costs.send_s(head, &candidate.node.id, NEAR_BYTES).is_some()
-                && !costs.share_machine(head, &candidate.node.id)
+            best.predictor.costs().send_s(head, &candidate.node.id, NEAR_BYTES).is_some()
+                && !best.predictor.share_machine(head, &candidate.node.id)
         });
         if best.stages.len() == 1 && !comparable {
             continue;
         }
-        let Some(split) = load.split(&[candidate.free]).filter(Split::fits) else { continue };
-        let shape = Shape { members: vec![index], ranks: 1, split };
-        let stages = stages(pool, &shape, &request.footprint, context, request.slots);
-        consider(predictor.seconds(&request.footprint, context, &stages), stages, best);
+        for shape in search.shapes(loads, &[index], 1) {
+            best.consider(search.pool, &shape);
+        }
     }
 }
 
 /// Several nodes.
-fn together(
-    pool: &Pool<'_>,
-    predictor: &Predictor<'_>,
-    request: &PlanRequest,
-    context: u32,
-    best: &mut Found,
-) {
-    let layers = request.footprint.layer_bytes.len();
-    let most_ranks = usize::from(request.footprint.most_ranks()).min(MAX_TOGETHER);
-    for team in pool.teams().take(MAX_TEAMS) {
+fn together(search: &Search<'_>, loads: &Loads<'_>, best: &mut Best<'_>) {
+    let footprint = &search.request.footprint;
+    let layers = footprint.layer_bytes.len();
+    let most_ranks = usize::from(footprint.most_ranks()).min(MAX_TOGETHER);
+    for team in search.pool.teams().take(MAX_TEAMS) {
         for ranks in 1..=most_ranks.min(team.len()) {
-            let Some(rank) = request.footprint.shared(&vec![1; ranks]) else { continue };
-            let load = Load::new(&rank, context, request.slots);
             let most_groups = (MAX_TOGETHER.min(team.len()) / ranks).min(layers);
-            let groups = groups(pool, predictor, team, ranks, most_groups);
+            let groups = groups(search.pool, best.predictor, team, ranks, most_groups);
             for count in 1..=groups.len() {
                 let members: Vec<usize> = groups.iter().take(count).flatten().copied().collect();
                 if members.len() < 2 {
                     continue;
                 }
-                let free = search::free(pool, &members, ranks);
-                let Some(split) = load.split(&free).filter(Split::fits) else { continue };
-                let shape = Shape { members, ranks, split };
-                let stages = stages(pool, &shape, &rank, context, request.slots);
-                consider(predictor.seconds_of_rank(&rank, context, &stages), stages, best);
+                for shape in search.shapes(loads, &members, ranks) {
+                    best.consider(search.pool, &shape);
+                }
             }
         }
-    }
-}
-
-fn consider(seconds: Option<f64>, stages: Vec<Stage>, best: &mut Found) {
-    if let Some(seconds) = seconds.filter(|seconds| *seconds < best.seconds * WORTH_IT) {
-        *best = Found { seconds, stages };
     }
 }
 

@@ -9,10 +9,14 @@
 //! Decoding reads every weight that a token needs once, so memory is what it waits for; products are not counted. What a layer
 //! costs beside ([`Speed::layer_ns`]) is not divided by ranks: launches, norms, barriers are the same on each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use super::Stage;
-use crate::{Footprint, NodeId, Speed, Topology};
+use super::load::{Group, Load, Loads};
+use super::pool::Pool;
+use super::search::Shape;
+use crate::{Footprint, NodeId, NodeOffer, Speed, Topology};
 
 /// Sums of a rank that shares layers: after attention and after the MLP.
 pub const SUMS_PER_LAYER: u32 = 2;
@@ -29,8 +33,8 @@ pub trait LinkCosts {
     /// Seconds in which every one of `ranks` gets the sum of `numbers` numbers of 32 bits; `None` where that is not known.
     fn all_reduce_s(&self, ranks: &[NodeId], numbers: usize) -> Option<f64>;
 
-    /// Whether both nodes run on one machine, and so read from the same memory.
-    fn share_machine(&self, a: &NodeId, b: &NodeId) -> bool;
+    /// The machine that a node runs on, named by one of the nodes there: nodes of one machine read from the same memory.
+    fn machine(&self, node: &NodeId) -> NodeId;
 }
 
 /// Nothing is known of any link.
@@ -46,90 +50,173 @@ impl LinkCosts for NoLinks {
         None
     }
 
-    fn share_machine(&self, _: &NodeId, _: &NodeId) -> bool {
-        false
+    fn machine(&self, node: &NodeId) -> NodeId {
+        node.clone()
     }
 }
 
-/// Predicts for one model on the nodes of one topology.
+/// What is known of a node.
+#[derive(Debug, Clone)]
+struct Known {
+    speed: Speed,
+    /// The node's machine, as [`LinkCosts::machine`] names it.
+    machine: NodeId,
+}
+
+/// Predicts on the nodes of one topology.
 pub struct Predictor<'a> {
-    speeds: BTreeMap<&'a NodeId, Speed>,
+    nodes: BTreeMap<&'a NodeId, Known>,
     costs: &'a dyn LinkCosts,
 }
 
+/// How long a stage takes for a token, whatever its layers.
+pub(super) struct Pace {
+    ranks: Vec<RankPace>,
+    layers: usize,
+    /// Seconds for a sum over its ranks; 0 where a rank is alone.
+    sum_s: f64,
+    /// Seconds for what ranks tell each other to choose a token.
+    sampling_s: f64,
+}
+
+struct RankPace {
+    load: Rc<Load>,
+    byte_s: f64,
+    layer_s: f64,
+}
+
+impl Pace {
+    /// Seconds for layers `start..end`.
+    pub(super) fn seconds(&self, start: usize, end: usize) -> f64 {
+        let layers = end.saturating_sub(start) as f64;
+        let of_rank =
+            |rank: &RankPace| rank.load.read_bytes(start, end) as f64 * rank.byte_s + layers * rank.layer_s;
+        let slowest = self.ranks.iter().map(of_rank).fold(0.0, f64::max);
+        let embedding = if start == 0 { 1.0 } else { 0.0 };
+        let sums = f64::from(SUMS_PER_LAYER) * layers + embedding;
+        let sampling = if end == self.layers { self.sampling_s } else { 0.0 };
+        slowest + sums * self.sum_s + sampling
+    }
+}
+
 impl<'a> Predictor<'a> {
-    /// From what is known of the nodes and the links between them.
+    /// From what is known of the nodes and the links between them. Nodes of one machine measured the same memory beside each
+    /// other: it is taken for as fast as the luckiest of them saw it.
     pub fn new(topology: &'a Topology, costs: &'a dyn LinkCosts) -> Self {
-        let speeds = topology.nodes.iter().filter_map(|node| Some((&node.id, node.speed?))).collect();
-        Self { speeds, costs }
+        let known = |node: &'a NodeOffer| {
+            Some((&node.id, Known { speed: node.speed?, machine: costs.machine(&node.id) }))
+        };
+        let mut nodes: BTreeMap<&NodeId, Known> = topology.nodes.iter().filter_map(known).collect();
+        let mut fastest: BTreeMap<NodeId, u64> = BTreeMap::new();
+        for node in nodes.values() {
+            let rate = fastest.entry(node.machine.clone()).or_default();
+            *rate = node.speed.memory_read_bytes_per_s.max(*rate);
+        }
+        for node in nodes.values_mut() {
+            let rate = fastest.get(&node.machine).copied().unwrap_or_default();
+            node.speed.memory_read_bytes_per_s = rate.max(1);
+        }
+        Self { nodes, costs }
     }
 
-    pub(super) fn speed(&self, node: &NodeId) -> Option<Speed> {
-        self.speeds.get(node).copied()
+    /// Bytes that a node reads in a second.
+    pub(super) fn bytes_per_s(&self, node: &NodeId) -> Option<f64> {
+        self.nodes.get(node).map(|known| known.speed.memory_read_bytes_per_s as f64)
     }
 
     pub(super) fn costs(&self) -> &'a dyn LinkCosts {
         self.costs
     }
 
+    /// Whether both run on one machine.
+    pub(super) fn share_machine(&self, a: &NodeId, b: &NodeId) -> bool {
+        self.costs.machine(a) == self.costs.machine(b)
+    }
+
+    /// Whether all nodes of a shape are on one machine.
+    pub(super) fn one_machine(&self, pool: &Pool<'_>, shape: &Shape) -> bool {
+        let members = shape.groups.iter().flat_map(|group| pool.ids(&group.members));
+        let machines: BTreeSet<NodeId> = members.map(|node| self.costs.machine(node)).collect();
+        machines.len() < 2
+    }
+
     /// Seconds for a token of a model (`footprint` is the whole model's) with half of `context` tokens before it. `None` where
     /// something needed for it is not known.
     pub fn seconds(&self, footprint: &Footprint, context: u32, stages: &[Stage]) -> Option<f64> {
-        let shares = |stage: &Stage| vec![1; stage.ranks.len()];
-        let of_stages =
-            stages.iter().map(|stage| self.stage_s(&footprint.shared(&shares(stage))?, context, stage));
-        let computed = of_stages.sum::<Option<f64>>()?;
-        Some(computed + self.hops_s(footprint, stages)?)
-    }
-
-    /// The same where `rank` is already that of the rank with most.
-    pub(super) fn seconds_of_rank(&self, rank: &Footprint, context: u32, stages: &[Stage]) -> Option<f64> {
-        let computed = stages.iter().map(|stage| self.stage_s(rank, context, stage)).sum::<Option<f64>>()?;
-        Some(computed + self.hops_s(rank, stages)?)
-    }
-
-    fn stage_s(&self, rank: &Footprint, context: u32, stage: &Stage) -> Option<f64> {
-        let speeds = stage.ranks.iter().map(|node| self.speed(node)).collect::<Option<Vec<_>>>()?;
-        let layers = stage.layers.end.saturating_sub(stage.layers.start);
-        let bytes = rank.read_bytes(&stage.layers, context / 2) as f64;
-        let of_rank = |(node, speed): (&NodeId, &Speed)| {
-            let beside = stage.ranks.iter().filter(|other| self.costs.share_machine(node, other)).count();
-            let readers = if stage.ranks.len() > 1 { beside.max(1) } else { 1 };
-            let read = bytes * readers as f64 / speed.memory_read_bytes_per_s.max(1) as f64;
-            read + f64::from(layers) * seconds(speed.layer_ns)
+        let loads = Loads::new(footprint, context, 1);
+        let of_stage = |stage: &Stage| {
+            let nodes: Vec<&NodeId> = stage.ranks.iter().collect();
+            let pace = self.pace(&nodes, &loads.of(&stage.shares)?)?;
+            Some(pace.seconds(stage.layers.start as usize, stage.layers.end as usize))
         };
-        let slowest = stage.ranks.iter().zip(&speeds).map(of_rank).fold(0.0, f64::max);
-        if stage.ranks.len() < 2 {
-            return Some(slowest);
+        let computed = stages.iter().map(of_stage).sum::<Option<f64>>()?;
+        let ranks: Vec<Vec<&NodeId>> = stages.iter().map(|stage| stage.ranks.iter().collect()).collect();
+        Some(computed + self.hops_s(footprint, &ranks)?)
+    }
+
+    /// The same for a shape.
+    pub(super) fn seconds_of(&self, pool: &Pool<'_>, shape: &Shape) -> Option<f64> {
+        let paces = self.paces(pool, &shape.groups)?;
+        let of_stage = |(pace, layers): (&Pace, &std::ops::Range<u32>)| {
+            pace.seconds(layers.start as usize, layers.end as usize)
+        };
+        let computed: f64 = paces.iter().zip(&shape.split.layers).map(of_stage).sum();
+        let ranks: Vec<Vec<&NodeId>> = shape.groups.iter().map(|group| pool.ids(&group.members)).collect();
+        let footprint = shape.groups.first()?.loads.first()?.footprint();
+        Some(computed + self.hops_s(footprint, &ranks)?)
+    }
+
+    /// The paces of these stages.
+    pub(super) fn paces(&self, pool: &Pool<'_>, groups: &[Group]) -> Option<Vec<Pace>> {
+        groups.iter().map(|group| self.pace(&pool.ids(&group.members), &group.loads)).collect()
+    }
+
+    fn pace(&self, nodes: &[&NodeId], loads: &[Rc<Load>]) -> Option<Pace> {
+        let known = nodes.iter().map(|node| self.nodes.get(*node)).collect::<Option<Vec<_>>>()?;
+        let rank = |(node, load): (&&Known, &Rc<Load>)| {
+            let readers = known.iter().filter(|other| other.machine == node.machine).count();
+            RankPace {
+                load: load.clone(),
+                byte_s: readers as f64 / node.speed.memory_read_bytes_per_s as f64,
+                layer_s: seconds(node.speed.layer_ns),
+            }
+        };
+        let first = loads.first()?;
+        let mut pace = Pace {
+            ranks: known.iter().zip(loads).map(rank).collect(),
+            layers: first.layers(),
+            sum_s: 0.0,
+            sampling_s: 0.0,
+        };
+        if nodes.len() > 1 {
+            let sync = seconds(known.iter().map(|node| node.speed.sync_ns).max().unwrap_or_default());
+            let ids: Vec<NodeId> = nodes.iter().map(|node| (*node).clone()).collect();
+            pace.sum_s = self.costs.all_reduce_s(&ids, row(first.footprint())?)? + sync;
+            pace.sampling_s = self.costs.all_reduce_s(&ids, SAMPLING_NUMBERS)? + sync;
         }
-        let sync = seconds(speeds.iter().map(|speed| speed.sync_ns).max().unwrap_or_default());
-        let sums = SUMS_PER_LAYER * layers + u32::from(stage.layers.start == 0);
-        let sum = self.costs.all_reduce_s(&stage.ranks, known(rank.hidden)?)? + sync;
-        let sampling = if stage.layers.end == rank.layers() {
-            self.costs.all_reduce_s(&stage.ranks, SAMPLING_NUMBERS)? + sync
-        } else {
-            0.0
-        };
-        Some(slowest + f64::from(sums) * sum + sampling)
+        Some(pace)
     }
 
     /// From the first rank of each stage to all of the next, and from the last stage to the head.
-    fn hops_s(&self, footprint: &Footprint, stages: &[Stage]) -> Option<f64> {
+    fn hops_s(&self, footprint: &Footprint, stages: &[Vec<&NodeId>]) -> Option<f64> {
         let (Some(first), Some(last)) = (stages.first(), stages.last()) else { return Some(0.0) };
         if stages.len() < 2 {
             return Some(0.0);
         }
-        let row = known(footprint.hidden)? as u64 * 4;
-        let hop = |pair: &[Stage]| {
+        let row = row(footprint)? as u64 * 4;
+        let sync_ns = |nodes: &[&NodeId]| {
+            let known = nodes.iter().filter_map(|node| self.nodes.get(*node));
+            known.map(|node| node.speed.sync_ns).max().unwrap_or_default()
+        };
+        let hop = |pair: &[Vec<&NodeId>]| {
             let [before, after] = pair else { return None };
-            let from = before.ranks.first()?;
-            let each = after.ranks.iter().map(|to| self.costs.send_s(from, to, row));
+            let from = before.first()?;
+            let each = after.iter().map(|to| self.costs.send_s(from, to, row));
             let slowest = each.collect::<Option<Vec<_>>>()?.into_iter().fold(0.0, f64::max);
-            let sync = before.ranks.iter().chain(&after.ranks).filter_map(|node| self.speed(node));
-            Some(slowest + seconds(sync.map(|speed| speed.sync_ns).max().unwrap_or_default()))
+            Some(slowest + seconds(sync_ns(before).max(sync_ns(after))))
         };
         let hops = stages.windows(2).map(hop).sum::<Option<f64>>()?;
-        Some(hops + self.costs.send_s(last.ranks.first()?, first.ranks.first()?, ANSWER_BYTES)?)
+        Some(hops + self.costs.send_s(last.first()?, first.first()?, ANSWER_BYTES)?)
     }
 }
 
@@ -137,6 +224,7 @@ fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 * 1e-9
 }
 
-fn known(hidden: u32) -> Option<usize> {
-    (hidden > 0).then_some(hidden as usize)
+/// Numbers in the row that goes from layer to layer, where it is known.
+fn row(footprint: &Footprint) -> Option<usize> {
+    (footprint.hidden > 0).then_some(footprint.hidden as usize)
 }

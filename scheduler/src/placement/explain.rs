@@ -1,12 +1,13 @@
 //! Saying why not: each node's part in a request, and the least single change after which it would fit.
 
+use super::load::{Load, Loads, Sharing};
 use super::pool::{Candidate, Pool, Unfit};
-use super::search::{self, Shape, largest, narrow};
-use super::split::Load;
+use super::search::{self, Search, Shape, largest, narrow};
+use super::split::split;
 use super::{Placed, Placement, Stage, stages};
 use crate::{
-    Change, Footprint, Nearest, NoPlacement, NoPlacementCode, NodeFit, NodeFitCode, NodeId, NodeOffer,
-    Parallel, PlanRequest, Reach, Topology,
+    Change, Nearest, NoPlacement, NoPlacementCode, NodeFit, NodeFitCode, NodeId, NodeOffer, Parallel,
+    PlanRequest, Reach, Topology,
 };
 
 /// Numbers of stages that are tried, from one up, to find the cut that misses least; the largest possible is tried too.
@@ -62,8 +63,7 @@ pub(super) fn no_placement<'t>(
     pool: &Pool<'t>,
     request: &PlanRequest,
 ) -> NoPlacement {
-    let (context, slots) = (search::contexts(request).0, request.slots);
-    let footprint = &request.footprint;
+    let context = search::contexts(request).0;
     let there = pool.candidates.len();
     let open = pool.without_walls();
     let (code, text) = match request.parallel {
@@ -82,22 +82,21 @@ pub(super) fn no_placement<'t>(
             let text = format!("{} needs {needed} nodes, and only {there} can be used.", request.parallel);
             (NoPlacementCode::Stages, text)
         }
-        _ if search::best(&open, request).is_some() => {
+        _ if Search::by_memory(&open, request).best().is_some() => {
             let text = "The memory would do, but only on nodes that have no direct address for each other.";
             (NoPlacementCode::NoRoute, text.to_owned())
         }
         _ => (NoPlacementCode::Memory, memory_text(pool, request, context)),
     };
     let attempt = attempt(pool, request, context);
-    let parts =
-        attempt.as_ref().map(|shape| stages(pool, shape, footprint, context, slots)).unwrap_or_default();
+    let parts = attempt.as_ref().map(|shape| stages(pool, shape)).unwrap_or_default();
     let nearest = nearest(topology, others, pool, request, context);
     NoPlacement { code, text, nodes: rows(pool, attempt.as_ref(), &parts), nearest }
 }
 
 fn memory_text(pool: &Pool<'_>, request: &PlanRequest, context: u32) -> String {
     let counts = search::stage_counts(pool, request);
-    let needed = Load::new(&request.footprint, context, request.slots).total(*counts.start());
+    let needed = largest_rank(request, context).total(*counts.start());
     let free = pool.candidates.iter().fold(0u64, |sum, candidate| sum.saturating_add(candidate.free));
     let at_least = if request.context.is_none() { "even " } else { "" };
     let on = if *counts.start() == 1 { "one node".to_owned() } else { format!("{} nodes", counts.start()) };
@@ -112,18 +111,26 @@ fn memory_text(pool: &Pool<'_>, request: &PlanRequest, context: u32) -> String {
     )
 }
 
+/// What the rank takes that has most, where ranks share evenly. A model that cannot be shared out was refused by name.
+fn largest_rank(request: &PlanRequest, context: u32) -> Load {
+    let shares = vec![1; request.parallel.ranks().into()];
+    let footprint = request.footprint.shared(&shares).unwrap_or_else(|| request.footprint.clone());
+    Load::new(footprint, context, request.slots)
+}
+
 /// The cut that misses least.
 fn attempt(pool: &Pool<'_>, request: &PlanRequest, context: u32) -> Option<Shape> {
-    let load = Load::new(&request.footprint, context, request.slots);
+    let loads = Loads::new(&request.footprint, context, request.slots);
     let counts = search::stage_counts(pool, request);
     let ranks = usize::from(request.parallel.ranks()).max(1);
     let most = *counts.end();
     let shapes = counts.take(MAX_ATTEMPTS).chain([most]).filter_map(|count| {
         let members = pool.teams_of(count * ranks).next()?;
-        let split = load.split(&search::free(pool, &members, ranks))?;
-        Some(Shape { members, ranks, split })
+        let groups = loads.groups(pool, None, &members, ranks, Sharing::Even)?;
+        let split = split(&groups)?;
+        Some(Shape { groups, split })
     });
-    shapes.min_by_key(|shape| (shape.split.missing_bytes(), shape.members.len()))
+    shapes.min_by_key(|shape| (shape.split.missing_bytes(), shape.groups.len()))
 }
 
 /// A row for every node, sorted by name and id. `attempt` is a cut that does not fit, with its stages in `parts`; without
@@ -132,8 +139,9 @@ fn rows(pool: &Pool<'_>, attempt: Option<&Shape>, parts: &[Stage]) -> Vec<NodeFi
     let part =
         |candidate: &Candidate<'_>| parts.iter().find(|stage| stage.ranks.contains(&candidate.node.id));
     let walled = |candidate: &Candidate<'_>| {
-        let members = attempt.iter().flat_map(|shape| &shape.members);
-        members
+        let groups = attempt.iter().flat_map(|shape| &shape.groups);
+        groups
+            .flat_map(|group| &group.members)
             .filter_map(|index| pool.candidates.get(*index))
             .any(|member| !member.node.joins(candidate.node))
     };
@@ -192,7 +200,7 @@ fn row(node: &NodeOffer, used: u64, code: NodeFitCode, text: &str) -> NodeFit {
 }
 
 fn part_row(candidate: &Candidate<'_>, stage: &Stage) -> NodeFit {
-    let needed = stage.total_bytes();
+    let needed = stage.bytes_on(&candidate.node.id);
     let missing = needed.saturating_sub(candidate.free);
     let what = match stage.layers.end - stage.layers.start {
         1 => format!("layer {}", stage.layers.start),
@@ -229,7 +237,7 @@ fn nearest<'t>(
     request: &PlanRequest,
     context: u32,
 ) -> Vec<Nearest> {
-    let fits_at = |context: u32, slots: u16| search::at(pool, request, context, slots).is_some();
+    let fits_at = |context: u32, slots: u16| Search::by_memory(pool, request).at(context, slots).is_some();
     let mut found = Vec::new();
     let shorter = |value| narrow(value).is_some_and(|context| fits_at(context, request.slots));
     let least = u64::from(search::LEAST_DEFAULT_CONTEXT.min(request.footprint.max_context));
@@ -262,13 +270,13 @@ fn larger_offer<'t>(
         pool.unfit.iter().find(|(_, _, why)| *why == Unfit::NoShards).map(|(node, used, _)| (*node, *used));
     let mut changed = topology.clone();
     let least_of = |(node, used): (&'t NodeOffer, u64)| {
-        let most = most_needed(&request.footprint, request, context).saturating_add(used);
+        let most = most_needed(request, context).saturating_add(used);
         let most = node.memory_bytes.map_or(most, |memory| most.min(memory));
         let value = least_offer(node.offered_bytes, most, |offer| {
             if let Some(node) = changed.nodes.iter_mut().find(|other| other.id == node.id) {
                 node.offered_bytes = offer;
             }
-            search::best(&Pool::new(&changed, others, request), request).is_some()
+            Search::by_memory(&Pool::new(&changed, others, request), request).best().is_some()
         });
         changed.clone_from(topology);
         value.map(|value| (value - node.offered_bytes, node, value))
@@ -308,20 +316,20 @@ fn one_more_node(
     if !request.nodes.is_empty() {
         request.nodes.push(id);
     }
-    let most = most_needed(&request.footprint, &request, context);
+    let most = most_needed(&request, context);
     let value = least_offer(0, most, |offer| {
         if let Some(node) = changed.nodes.last_mut() {
             node.offered_bytes = offer;
         }
-        search::best(&Pool::new(&changed, others, &request), &request).is_some()
+        Search::by_memory(&Pool::new(&changed, others, &request), &request).best().is_some()
     })?;
     let text = format!("Add one more node that offers {}.", bytes(value));
     Some(Nearest { change: Change::Node, node: None, value, text })
 }
 
 /// No node needs more than this: everything, and the ends twice.
-fn most_needed(footprint: &Footprint, request: &PlanRequest, context: u32) -> u64 {
-    let total = Load::new(footprint, context, request.slots).total(2);
+fn most_needed(request: &PlanRequest, context: u32) -> u64 {
+    let total = largest_rank(request, context).total(2);
     u64::try_from(total).unwrap_or(u64::MAX).saturating_add(OFFER_STEP_BYTES)
 }
 

@@ -91,6 +91,11 @@ impl<'a> Pool<'a> {
             .collect()
     }
 
+    /// The ids of `members`, in their order.
+    pub(super) fn ids(&self, members: &[usize]) -> Vec<&'a NodeId> {
+        members.iter().filter_map(|index| self.candidates.get(*index)).map(|c| &c.node.id).collect()
+    }
+
     /// The sets of candidates of which each can reach each other.
     pub(super) fn teams(&self) -> impl Iterator<Item = &[usize]> {
         self.teams.iter().map(Vec::as_slice)
@@ -122,7 +127,7 @@ fn used_bytes<'a>(placements: &[&'a Placement]) -> BTreeMap<&'a NodeId, u64> {
     for stage in placements.iter().flat_map(|placement| &placement.stages) {
         for rank in &stage.ranks {
             let bytes = used.entry(rank).or_default();
-            *bytes = bytes.saturating_add(stage.total_bytes());
+            *bytes = bytes.saturating_add(stage.bytes_on(rank));
         }
     }
     used

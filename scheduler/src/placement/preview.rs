@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::cost::{LinkCosts, Predictor};
+use super::load::Loads;
 use super::pool::Pool;
-use super::split::Load;
-use super::{Placed, Placement, Stage, explain, of_a_rank, place, search, stages};
+use super::search::Search;
+use super::{Placed, Placement, Stage, explain, place, search, stages};
 use crate::{Footprint, NoPlacement, NodeFit, Parallel, PlanRequest, Topology};
 
 /// Most alternatives that are listed.
@@ -107,13 +108,12 @@ fn alternatives(
     placed: &Placed,
 ) -> Vec<Alternative> {
     let ranks = placed.stages.first().map_or(1, |stage| stage.ranks.len());
+    let loads = Loads::new(&request.footprint, placed.context, placed.slots);
+    let search = Search::new(pool, request, predictor);
     let of = |parallel: Parallel, stages_wanted: usize| {
-        let of_rank = of_a_rank(&PlanRequest { parallel, ..request.clone() });
-        let load = Load::new(&of_rank.footprint, placed.context, placed.slots);
-        let shape = search::of_stages(pool, &load, stages_wanted, parallel.ranks().into())?;
-        let stages = stages(pool, &shape, &of_rank.footprint, placed.context, placed.slots);
-        let predicted_s = predictor.seconds(&request.footprint, placed.context, &stages);
-        Some(Alternative { parallel, stages, predicted_s })
+        let shape = search.of_stages(&loads, stages_wanted, parallel.ranks().into())?;
+        let predicted_s = predictor.seconds_of(pool, &shape);
+        Some(Alternative { parallel, stages: stages(pool, &shape), predicted_s })
     };
     let any = PlanRequest { parallel: Parallel::Auto, ..request.clone() };
     let pipelines = search::stage_counts(pool, &any)

@@ -2,26 +2,29 @@
 
 use std::ops::Range;
 
-use crate::Footprint;
+use super::load::Group;
 use crate::remainder::largest_remainder;
 
-/// What a model takes at one context and number of slots. Sums are in 128 bits, so that absurd figures stay true.
-pub(super) struct Load<'a> {
-    footprint: &'a Footprint,
-    /// `before[i]` = bytes of layers `0..i` with their KV cache; one more entry than there are layers.
-    before: Vec<u128>,
-    scratch: u64,
-    uniform: bool,
-}
-
-/// Layers over stages, and by how many bytes each stage exceeds what its node has free.
+/// Layers over stages, and by how many bytes each stage exceeds what its nodes have free.
+#[derive(Clone)]
 pub(super) struct Split {
     pub(super) layers: Vec<Range<u32>>,
-    /// Bytes that are missing on each stage; all 0 = it fits.
+    /// Bytes that are missing on each stage, on the rank that lacks most; all 0 = it fits.
     pub(super) missing: Vec<u64>,
 }
 
 impl Split {
+    /// So many layers of each stage.
+    pub(super) fn of_counts(counts: &[usize], missing: Vec<u64>) -> Split {
+        let mut end = 0;
+        let range = |count: &usize| {
+            let start = end;
+            end += count;
+            narrow(start)..narrow(end)
+        };
+        Split { layers: counts.iter().map(range).collect(), missing }
+    }
+
     pub(super) fn fits(&self) -> bool {
         self.missing.iter().all(|bytes| *bytes == 0)
     }
@@ -31,93 +34,67 @@ impl Split {
     }
 }
 
-impl<'a> Load<'a> {
-    pub(super) fn new(footprint: &'a Footprint, context: u32, slots: u16) -> Self {
-        let kv = u128::from(footprint.kv_bytes_per_layer(context, slots));
-        let mut before = Vec::with_capacity(footprint.layer_bytes.len() + 1);
-        let mut sum = 0;
-        before.push(sum);
-        for bytes in &footprint.layer_bytes {
-            sum += u128::from(*bytes) + kv;
-            before.push(sum);
-        }
-        let uniform = footprint.layer_bytes.windows(2).all(|pair| pair.first() == pair.last());
-        Self { footprint, before, scratch: footprint.scratch_bytes(context, slots), uniform }
+/// Cuts the layers for these stages in their order: the largest remainder of layers * usable / sum, at least one each, then
+/// moved by one until each fits. Where it does not fit at all, the answer is a cut that misses little. `None` where there are
+/// more stages than layers, or none of either.
+pub(super) fn split(groups: &[Group]) -> Option<Split> {
+    let (stages, layers) = (groups.len(), groups.first()?.layers());
+    if stages > layers {
+        return None;
     }
-
-    pub(super) fn layers(&self) -> usize {
-        self.before.len() - 1
+    let cutting = Cutting { groups, layers, uniform: groups.iter().all(Group::is_uniform) };
+    let mut counts = largest_remainder(layers, &cutting.rooms());
+    let mut excess = cutting.excess(&counts);
+    while let Some((moved, less)) = cutting.moved_by_one(&counts, &excess) {
+        (counts, excess) = (moved, less);
     }
-
-    /// What stage `index` of `stages` takes whatever its layers: scratch, and the ends of the model where it has them.
-    fn fixed(&self, index: usize, stages: usize) -> u128 {
-        let ends = self.footprint.ends_bytes(index == 0, index + 1 == stages);
-        u128::from(self.scratch) + u128::from(ends)
+    if !cutting.uniform
+        && overflow(&excess) > 0
+        && let Some(found) = cutting.any_fit()
+    {
+        excess = cutting.excess(&found);
+        counts = found;
     }
+    let missing = excess.iter().map(|bytes| u64::try_from((*bytes).max(0)).unwrap_or(u64::MAX));
+    Some(Split::of_counts(&counts, missing.collect()))
+}
 
-    fn of_layers(&self, start: usize, end: usize) -> u128 {
-        let at = |i: usize| self.before.get(i).copied().unwrap_or_default();
-        at(end).saturating_sub(at(start))
-    }
+struct Cutting<'a> {
+    groups: &'a [Group],
+    layers: usize,
+    /// Whether all layers are of one size.
+    uniform: bool,
+}
 
-    /// Everything that the whole model takes on `stages` nodes, in bytes.
-    pub(super) fn total(&self, stages: usize) -> u128 {
-        let fixed: u128 = (0..stages).map(|i| self.fixed(i, stages)).sum();
-        fixed + self.of_layers(0, self.layers())
-    }
-
-    /// Cuts the layers for nodes that have `free` bytes each, in the order of the stages: the largest remainder of
-    /// layers * usable / sum, at least one each, then moved by one until each fits. Where it does not fit at all, the
-    /// answer is a cut that misses little. `None` where there are more stages than layers, or none of either.
-    pub(super) fn split(&self, free: &[u64]) -> Option<Split> {
-        let (stages, layers) = (free.len(), self.layers());
-        if stages == 0 || stages > layers {
-            return None;
-        }
-        let fixed: Vec<u128> = (0..stages).map(|i| self.fixed(i, stages)).collect();
-        let room: Vec<i128> =
-            free.iter().zip(&fixed).map(|(free, fixed)| signed(*free) - signed(*fixed)).collect();
-        let mut counts = largest_remainder(layers, &room);
-        let mut excess = self.excess(&counts, &room);
-        while let Some((moved, less)) = self.moved_by_one(&counts, &excess, &room) {
-            (counts, excess) = (moved, less);
-        }
-        if !self.uniform
-            && overflow(&excess) > 0
-            && let Some(found) = self.any_fit(&room)
-        {
-            excess = self.excess(&found, &room);
-            counts = found;
-        }
-        let mut end = 0;
-        let ranges = counts.iter().map(|count| {
-            let start = end;
-            end += count;
-            narrow(start)..narrow(end)
-        });
-        let missing = excess.iter().map(|bytes| u64::try_from((*bytes).max(0)).unwrap_or(u64::MAX));
-        Some(Split { layers: ranges.collect(), missing: missing.collect() })
+impl Cutting<'_> {
+    /// What each stage can use for layers, in bytes of the first stage's layers: those of ranks that have other shares are
+    /// of other sizes.
+    fn rooms(&self) -> Vec<i128> {
+        let stages = self.groups.len();
+        let unit = self.groups.first().map_or(1, |group| group.most_of_layers());
+        let room = |(index, group): (usize, &Group)| group.room(index, stages, unit);
+        self.groups.iter().enumerate().map(room).collect()
     }
 
     /// By how much each stage's layers exceed its room (negative: what is left).
-    fn excess(&self, counts: &[usize], room: &[i128]) -> Vec<i128> {
+    fn excess(&self, counts: &[usize]) -> Vec<i128> {
         let mut start = 0;
-        let of_stage = |(count, room): (&usize, &i128)| {
-            let bytes = self.of_layers(start, start + count);
-            start += count;
-            signed(bytes) - room
+        let of_stage = |(index, count): (usize, &usize)| {
+            let end = start + count;
+            let excess = self.of_stage(index, start, end);
+            start = end;
+            excess
         };
-        counts.iter().zip(room).map(of_stage).collect()
+        counts.iter().enumerate().map(of_stage).collect()
+    }
+
+    fn of_stage(&self, index: usize, start: usize, end: usize) -> i128 {
+        self.groups.get(index).map_or(i128::MAX, |group| group.excess(index, self.groups.len(), start, end))
     }
 
     /// One layer moved away from the stage that lacks most, to the stage with most left after which less is missing in
     /// all. `None` when nothing is missing or no such move is left, so repeating it ends.
-    fn moved_by_one(
-        &self,
-        counts: &[usize],
-        excess: &[i128],
-        room: &[i128],
-    ) -> Option<(Vec<usize>, Vec<i128>)> {
+    fn moved_by_one(&self, counts: &[usize], excess: &[i128]) -> Option<(Vec<usize>, Vec<i128>)> {
         let missing = overflow(excess);
         let mut by_excess: Vec<usize> = (0..counts.len()).collect();
         by_excess.sort_by_key(|i| std::cmp::Reverse(excess.get(*i).copied()));
@@ -130,7 +107,7 @@ impl<'a> Load<'a> {
                 let step =
                     |(i, count): (usize, &usize)| count + usize::from(i == taker) - usize::from(i == giver);
                 let moved: Vec<usize> = counts.iter().enumerate().map(step).collect();
-                let after = self.excess(&moved, room);
+                let after = self.excess(&moved);
                 if overflow(&after) < missing {
                     return Some((moved, after));
                 }
@@ -145,16 +122,16 @@ impl<'a> Load<'a> {
 
     /// Any cut that fits, found by asking after each stage how many layers can have been placed so far. Only needed where
     /// layers differ in size: with equal ones moving by one finds a fit if there is one.
-    fn any_fit(&self, room: &[i128]) -> Option<Vec<usize>> {
-        let layers = self.layers();
+    fn any_fit(&self) -> Option<Vec<usize>> {
+        let layers = self.layers;
         let mut reached = vec![vec![false; layers + 1]];
         reached.first_mut()?.splice(0..1, [true]);
-        for room in room {
+        for index in 0..self.groups.len() {
             let mut next = vec![false; layers + 1];
             for start in (0..layers).filter(|start| reached.last().and_then(|r| r.get(*start)) == Some(&true))
             {
                 for (end, can) in next.iter_mut().enumerate().skip(start + 1) {
-                    if signed(self.of_layers(start, end)) > *room {
+                    if self.of_stage(index, start, end) > 0 {
                         break;
                     }
                     *can = true;
@@ -164,11 +141,10 @@ impl<'a> Load<'a> {
         }
         let mut end = layers;
         reached.last()?.get(end).filter(|can| **can)?;
-        let mut counts = Vec::with_capacity(room.len());
-        for (from, room) in reached.iter().zip(room).rev() {
-            let fits = |start: &usize| {
-                from.get(*start) == Some(&true) && signed(self.of_layers(*start, end)) <= *room
-            };
+        let mut counts = Vec::with_capacity(self.groups.len());
+        for (index, from) in reached.iter().take(self.groups.len()).enumerate().rev() {
+            let fits =
+                |start: &usize| from.get(*start) == Some(&true) && self.of_stage(index, *start, end) <= 0;
             let start = (0..end).rev().find(fits)?;
             counts.push(end - start);
             end = start;
@@ -176,10 +152,6 @@ impl<'a> Load<'a> {
         counts.reverse();
         Some(counts)
     }
-}
-
-fn signed(bytes: impl Into<u128>) -> i128 {
-    i128::try_from(bytes.into()).unwrap_or(i128::MAX)
 }
 
 /// Layer numbers come from a [`Footprint`], which counts them in 32 bits.
@@ -193,14 +165,24 @@ fn overflow(excess: &[i128]) -> i128 {
 
 #[cfg(test)]
 mod tests {
+    use std::rc::Rc;
+
     use super::*;
+    use crate::Footprint;
+    use crate::placement::load::Load;
 
     fn model(layer_bytes: Vec<u64>) -> Footprint {
         Footprint { layer_bytes, max_context: 100, ..Footprint::default() }
     }
 
+    fn groups(footprint: &Footprint, free: &[u64]) -> Vec<Group> {
+        let load = Rc::new(Load::new(footprint.clone(), 1, 1));
+        let alone = |free: &u64| Group::alone(0, &load, *free);
+        free.iter().map(alone).collect()
+    }
+
     fn counts(footprint: &Footprint, free: &[u64]) -> (Vec<u32>, bool) {
-        let split = Load::new(footprint, 1, 1).split(free).unwrap();
+        let split = split(&groups(footprint, free)).unwrap();
         (split.layers.iter().map(|range| range.end - range.start).collect(), split.fits())
     }
 
@@ -220,7 +202,8 @@ mod tests {
 
     #[test]
     fn more_stages_than_layers_is_no_split() {
-        assert!(Load::new(&model(vec![1; 2]), 1, 1).split(&[9, 9, 9]).is_none());
-        assert!(Load::new(&model(vec![]), 1, 1).split(&[]).is_none());
+        assert!(split(&groups(&model(vec![1; 2]), &[9, 9, 9])).is_none());
+        assert!(split(&groups(&model(vec![]), &[])).is_none());
+        assert!(split(&groups(&model(vec![]), &[1])).is_none());
     }
 }

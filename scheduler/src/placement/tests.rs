@@ -9,7 +9,8 @@ use proptest::prelude::*;
 use super::cost::NoLinks;
 use super::*;
 use crate::{
-    Change, Divisible, GroupId, LayerPieces, NoPlacementCode, NodeFitCode, NodeOffer, Parallel, Reach,
+    Change, Cut, Divisible, Footprint, GroupId, LayerPieces, NoPlacementCode, NodeFitCode, NodeOffer,
+    Parallel, Reach,
 };
 
 /// One table: a model, nodes and other placements, then requests with the answer expected under `----`.
@@ -71,6 +72,7 @@ impl Table {
             context: None,
             slots: 1,
             kv_type: KvType::F16,
+            cut: Cut::default(),
             parallel: Parallel::Auto,
             nodes: Vec::new(),
         };
@@ -138,6 +140,7 @@ fn taking(node: &str, bytes: u64) -> Placement {
         weights_bytes: bytes,
         kv_bytes: 0,
         scratch_bytes: 0,
+        each: Vec::new(),
     };
     Placement {
         instance: InstanceId::compose("other", 0).unwrap(),
@@ -156,7 +159,7 @@ fn answer(outcome: &Result<Placed, NoPlacement>) -> String {
             writeln!(text, "context {}", placed.context).unwrap();
             for stage in &placed.stages {
                 let (rank, range) = (&stage.ranks[0], &stage.layers);
-                writeln!(text, "{rank} [{},{}) {}", range.start, range.end, stage.total_bytes()).unwrap();
+                writeln!(text, "{rank} [{},{}) {}", range.start, range.end, stage.most().total()).unwrap();
             }
         }
         Err(why) => {
@@ -255,6 +258,7 @@ fn swarm() -> impl Strategy<Value = (Footprint, Topology, PlanRequest)> {
                 context,
                 slots,
                 kv_type: KvType::F16,
+                cut: Cut::default(),
                 parallel,
                 nodes: Vec::new(),
             };
@@ -276,7 +280,7 @@ proptest! {
             prop_assert!(stage.layers.end > next);
             next = stage.layers.end;
             let node = topology.node(&stage.ranks[0]).unwrap();
-            prop_assert!(node.alive && stage.total_bytes() <= node.offered_bytes);
+            prop_assert!(node.alive && stage.most().total() <= node.offered_bytes);
             prop_assert!(seen.insert(node.id.clone()));
             for other in &seen {
                 prop_assert!(topology.node(other).unwrap().joins(node));
@@ -366,6 +370,7 @@ fn a_thousand_nodes_are_placed_at_once() {
         context: None,
         slots: 4,
         kv_type: KvType::F16,
+        cut: Cut::default(),
         parallel: Parallel::Auto,
         nodes: Vec::new(),
     };
@@ -433,6 +438,7 @@ fn ranks_share_stages_of_the_nodes_with_most_left() {
         context: Some(8),
         slots: 1,
         kv_type: KvType::F16,
+        cut: Cut::default(),
         parallel,
         nodes: Vec::new(),
     };

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Footprint, KvType, Parallel, Stage};
+use crate::{Cut, Footprint, KvType, Parallel, Stage};
 
 fn node(n: u8) -> NodeId {
     format!("node{n}").parse().unwrap()
@@ -20,6 +20,7 @@ fn desired(n: u8, slots: u16) -> Desired {
         context: None,
         slots,
         kv_type: KvType::F16,
+        cut: Cut::default(),
         parallel: Parallel::Auto,
         nodes: Vec::new(),
         stopped: false,
@@ -36,6 +37,7 @@ fn placed(state: &State, n: u8, ranks: &[u8]) -> Placement {
         weights_bytes: 1,
         kv_bytes: 1,
         scratch_bytes: 1,
+        each: Vec::new(),
     };
     Placement {
         instance: instance(n),

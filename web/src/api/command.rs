@@ -21,6 +21,9 @@ pub struct ServeRequest {
     /// `auto`, `pipeline=N`, `tensor=N` or `tensor=SxR`; absent: `auto`.
     #[serde(default)]
     pub parallel: Option<String>,
+    /// How layers are cut into stages: `auto`, `speed` or `memory`; absent: `auto`.
+    #[serde(default)]
+    pub cut: Option<String>,
     /// Only these nodes, by id, name or unique prefix of an id; empty: any.
     #[serde(default)]
     pub nodes: Vec<String>,

@@ -16,7 +16,7 @@ use crate::consensus::{
     Store, StoreError, Timing, Unreachable, View, lock,
 };
 use crate::{
-    Command, Desired, Footprint, InstanceId, KvType, NodeId, Parallel, Placement, Stage, Stamp, State,
+    Command, Cut, Desired, Footprint, InstanceId, KvType, NodeId, Parallel, Placement, Stage, Stamp, State,
 };
 
 /// Between two heartbeats.
@@ -43,6 +43,7 @@ pub fn desired(n: u32) -> Desired {
         context: None,
         slots: 1,
         kv_type: KvType::F16,
+        cut: Cut::default(),
         parallel: Parallel::Auto,
         nodes: Vec::new(),
         stopped: false,
@@ -65,6 +66,7 @@ pub fn placed(state: &State, n: u32, nodes: &[usize]) -> Placement {
         weights_bytes: 1,
         kv_bytes: 1,
         scratch_bytes: 1,
+        each: Vec::new(),
     };
     Placement {
         instance: instance(n),

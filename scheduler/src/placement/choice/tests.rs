@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use crate::placement::cost::Predictor;
 use crate::{
-    Divisible, Footprint, KvType, LayerPieces, LinkCosts, NoLinks, NodeId, NodeOffer, Parallel, PlanRequest,
-    Reach, Speed, Stage, Topology, place, preview,
+    Cut, Divisible, Footprint, KvType, LayerPieces, LinkCosts, NoLinks, NodeId, NodeOffer, Parallel,
+    PlanRequest, RankBytes, Reach, Speed, Stage, Topology, place, preview,
 };
 
 const GB: u64 = 1_000_000_000;
@@ -40,8 +40,8 @@ impl LinkCosts for Islands {
         })
     }
 
-    fn share_machine(&self, _: &NodeId, _: &NodeId) -> bool {
-        self.one_machine
+    fn machine(&self, node: &NodeId) -> NodeId {
+        if self.one_machine { id(0) } else { node.clone() }
     }
 }
 
@@ -83,7 +83,15 @@ fn model() -> Footprint {
 
 fn request(parallel: Parallel) -> PlanRequest {
     let footprint = model();
-    PlanRequest { footprint, context: Some(8), slots: 1, kv_type: KvType::F16, parallel, nodes: Vec::new() }
+    PlanRequest {
+        footprint,
+        context: Some(8),
+        slots: 1,
+        kv_type: KvType::F16,
+        parallel,
+        cut: Cut::default(),
+        nodes: Vec::new(),
+    }
 }
 
 fn topology(nodes: Vec<NodeOffer>) -> Topology {
@@ -140,6 +148,63 @@ fn auto_takes_what_is_fastest() {
     assert_eq!(auto(unmeasured, &fast_link), [[0]]);
     // Nodes of one machine read from one memory: sharing brings nothing.
     assert_eq!(auto(four(), &Islands { one_machine: true, ..mesh(10e-6) }), [[0]]);
+}
+
+#[test]
+fn layers_are_cut_by_speed_within_memory() {
+    let counts = |nodes: Vec<NodeOffer>, slow: &dyn LinkCosts, request: &PlanRequest| -> Vec<u32> {
+        let placed = place(&topology(nodes), slow, &[], request).unwrap();
+        placed.stages.iter().map(|stage| stage.layers.end - stage.layers.start).collect()
+    };
+    let slow = mesh(5e-3);
+    let nodes = |rates: [u64; 2], offers: [u64; 2]| {
+        vec![node(0, offers[0] * GB, rates[0]), node(1, offers[1] * GB, rates[1])]
+    };
+    let two = request(Parallel::Pipeline(2));
+    assert_eq!(counts(nodes([100, 100], [20, 10]), &slow, &two), [5, 5]);
+    assert_eq!(counts(nodes([300, 100], [20, 19]), &slow, &two), [8, 2]);
+    assert_eq!(counts(nodes([100, 300], [20, 19]), &slow, &two), [2, 8]);
+    // Memory is the limit; and by memory alone where that is asked for, or where a rate is not known.
+    assert_eq!(counts(nodes([100, 300], [20, 6]), &slow, &two), [4, 6]);
+    let by_memory = PlanRequest { cut: Cut::Memory, ..two.clone() };
+    assert_eq!(counts(nodes([100, 300], [15, 5]), &slow, &by_memory), [8, 2]);
+    let mut unmeasured = nodes([100, 300], [15, 5]);
+    unmeasured[1].speed = None;
+    assert_eq!(counts(unmeasured, &slow, &two), [8, 2]);
+    // The output matrix is as much to read as four layers.
+    let mut headed = two.clone();
+    headed.footprint.head_bytes = 4 * GB;
+    assert_eq!(counts(nodes([100, 100], [20, 20]), &slow, &headed), [7, 3]);
+    // Nodes of one machine measured the same memory; unless asked, their layers are cut by what they offer.
+    let one = Islands { one_machine: true, ..mesh(5e-3) };
+    assert_eq!(counts(nodes([100, 300], [15, 5]), &one, &two), [8, 2]);
+    let by_speed = PlanRequest { cut: Cut::Speed, ..two };
+    assert_eq!(counts(nodes([100, 300], [15, 5]), &one, &by_speed), [5, 5]);
+}
+
+#[test]
+fn shares_follow_speed_where_memory_allows() {
+    let slow = mesh(5e-3);
+    let stage = |nodes: Vec<NodeOffer>| {
+        place(&topology(nodes), &slow, &[], &request(Parallel::Tensor { stages: 1, ranks: 2 }))
+            .unwrap()
+            .stages
+            .remove(0)
+    };
+    let shared = stage(vec![node(0, 20 * GB, 100), node(1, 10 * GB, 50)]);
+    assert_eq!(
+        (shared.shares.as_slice(), shared.each.iter().map(RankBytes::total).collect::<Vec<_>>()),
+        ([8, 4].as_slice(), vec![667 * GB / 100, 333 * GB / 100])
+    );
+    assert_eq!(
+        (shared.weights_bytes, shared.bytes_on(&id(1)), shared.bytes_on(&id(2))),
+        (667 * GB / 100, 333 * GB / 100, 0)
+    );
+    // Alike but for what rates drift.
+    assert_eq!(stage(vec![node(0, 20 * GB, 100), node(1, 10 * GB, 95)]).shares, [1, 1]);
+    // The fast one has no room for so much: evenly; and where it has not even room for that, by memory.
+    assert_eq!(stage(vec![node(0, 20 * GB, 50), node(1, 6 * GB, 200)]).shares, [1, 1]);
+    assert_eq!(stage(vec![node(0, 20 * GB, 50), node(1, 4 * GB, 200)]).shares, [8, 2]);
 }
 
 #[test]
