@@ -19,7 +19,7 @@ pub use desired::{
 };
 pub use footprint::{Divisible, Footprint, LayerPieces};
 pub use ids::{Epoch, GroupId, IdError, InstanceId, NodeId, Stamp, Token, check_model_name};
-pub use placement::cost::{LinkCosts, NoLinks, Predictor, SUMS_PER_LAYER};
+pub use placement::cost::{LinkCosts, NoLinks, Predictor, SUMS_PER_LAYER, Wire};
 pub use placement::report::{Change, Nearest, NoPlacement, NoPlacementCode, NodeFit, NodeFitCode};
 pub use placement::{
     Alternative, DEFAULT_CONTEXT, LEAST_DEFAULT_CONTEXT, Needs, Placed, Placement, Preview, RankBytes, Stage,

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use self::cost::{LinkCosts, Predictor};
+use self::cost::{LinkCosts, Predictor, Wire};
 use self::load::Group;
 use self::pool::Pool;
 use self::search::{Search, Shape};
@@ -48,6 +48,9 @@ pub struct Placement {
     pub kv_type: KvType,
     /// The stages in the order that activations pass them; together they hold every layer exactly once.
     pub stages: Vec<Stage>,
+    /// Nanoseconds that a token of one request was predicted to take when it was placed, where rates and links were known.
+    #[serde(default)]
+    pub predicted_ns: Option<u64>,
 }
 
 /// Consecutive layers that run as one step of the pipeline.
@@ -66,6 +69,9 @@ pub struct Stage {
     pub kv_bytes: u64,
     /// Scratch of that rank, in bytes.
     pub scratch_bytes: u64,
+    /// The links among the ranks that are measured, by their places; empty = all alike, of nothing known.
+    #[serde(default)]
+    pub wires: Vec<(u16, u16, Wire)>,
     /// What each rank takes; empty where each takes as much.
     #[serde(default)]
     pub each: Vec<RankBytes>,
@@ -140,13 +146,16 @@ pub struct Placed {
     pub kv_type: KvType,
     /// The stages in their order.
     pub stages: Vec<Stage>,
+    /// Nanoseconds that a token of one request is predicted to take, where rates and links are known.
+    #[serde(default)]
+    pub predicted_ns: Option<u64>,
 }
 
 impl Placed {
     /// As a placement of `instance` under `epoch`.
     pub fn under(self, instance: InstanceId, epoch: Epoch) -> Placement {
-        let Placed { context, slots, kv_type, stages } = self;
-        Placement { instance, epoch, context, slots, kv_type, stages }
+        let Placed { context, slots, kv_type, stages, predicted_ns } = self;
+        Placement { instance, epoch, context, slots, kv_type, stages, predicted_ns }
     }
 }
 
@@ -166,11 +175,16 @@ pub fn place(
     let Some((context, shape)) = search.best() else {
         return Err(explain::no_placement(topology, others, &pool, request));
     };
-    let stages = match request.parallel {
+    let mut stages = match request.parallel {
         Parallel::Auto => choice::fastest(search, &predictor, context, shape),
         _ => stages(&pool, &shape),
     };
-    Ok(Placed { context, slots: request.slots, kv_type: request.kv_type, stages })
+    for stage in &mut stages {
+        stage.wires = predictor.wires(&stage.ranks.iter().collect::<Vec<_>>());
+    }
+    let predicted_s = predictor.seconds(&request.footprint, context, &stages);
+    let predicted_ns = predicted_s.map(|seconds| (seconds * 1e9) as u64);
+    Ok(Placed { context, slots: request.slots, kv_type: request.kv_type, stages, predicted_ns })
 }
 
 /// The stages of a shape, with the bytes that each takes.
@@ -182,6 +196,7 @@ fn stages(pool: &Pool<'_>, shape: &Shape) -> Vec<Stage> {
             layers: layers.clone(),
             ranks: pool.ids(&group.members).into_iter().cloned().collect(),
             shares: group.shares.clone(),
+            wires: Vec::new(),
             weights_bytes: most.weights_bytes,
             kv_bytes: most.kv_bytes,
             scratch_bytes: most.scratch_bytes,

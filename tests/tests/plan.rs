@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use shoal_tests::agent::{Agent, list};
+use shoal_tests::asking::{PROMPTS, chat};
 use shoal_tests::bed::{Bed, MODEL};
 use shoal_tests::process::{Swarm, await_ready, ranks};
 use shoal_tests::wait::within;
@@ -137,6 +138,29 @@ fn layers_are_cut_by_speed_where_that_is_asked_for() -> Result<()> {
     ensure!(by_speed < 15 && last("memory")? == by_memory, "{by_speed} {by_memory}");
     // Both are one machine.
     ensure!(last("auto")? == by_memory);
+    predicted_and_seen(agent)
+}
+
+/// What was predicted when it was placed stands beside what a request gets.
+fn predicted_and_seen(agent: &Agent) -> Result<()> {
+    let request =
+        json!({"model": MODEL, "context": 512, "slots": 4, "parallel": "pipeline=2", "cut": "speed"});
+    within("links measured", Duration::from_secs(10), || {
+        let planned = plan(agent, &request)?;
+        planned["predicted_tokens_per_s"].as_f64().with_context(|| format!("{planned}"))
+    })?;
+    let id = agent.serve(&request)?;
+    let placed = await_ready(agent, &id)?;
+    let predicted = placed["predicted_tokens_per_s"].as_f64().with_context(|| format!("{placed}"))?;
+    ensure!(placed["seen_tokens_per_s"].is_null(), "{placed}");
+    agent.chat(&chat(&id, PROMPTS[0], 16))?;
+    let seen = within("the head's report", Duration::from_secs(1), || {
+        let status = agent.status()?;
+        let instance = list(&status["instances"]).first().context("no instance")?;
+        instance["seen_tokens_per_s"].as_f64().with_context(|| format!("{instance}"))
+    })?;
+    println!("predicted {predicted:.1} tokens/s, seen {seen:.1}");
+    ensure!(predicted > 0.0 && seen > 0.0, "{predicted} {seen}");
     Ok(())
 }
 

@@ -37,12 +37,21 @@ pub struct InstanceNow {
     pub reason: Option<Reason>,
     /// Each stage's ranks.
     pub ranks: Vec<Vec<RankNow>>,
+    /// What its head says of the work.
+    pub head: Option<HeadNow>,
+}
+
+/// The work of one instance now.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadNow {
     /// Requests in slots.
-    pub active: Option<u32>,
+    pub active: u32,
     /// Requests waiting.
-    pub queued: Option<u32>,
+    pub queued: u32,
     /// Positions of the KV cache in use.
-    pub kv_used_tokens: Option<u64>,
+    pub kv_used_tokens: u64,
+    /// Nanoseconds that a token of a request takes that runs alone; 0 = not seen yet.
+    pub token_ns: u64,
 }
 
 /// One rank now.
@@ -158,17 +167,7 @@ impl Directory {
             .collect();
         let (state, reason) = condition(desired, placement.as_deref(), why_not.as_ref(), &ranks);
         let head = placement.as_ref().and_then(|placement| self.head(placement, table));
-        InstanceNow {
-            desired: desired.clone(),
-            placement,
-            why_not,
-            state,
-            reason,
-            ranks,
-            active: head.map(|head| head.0),
-            queued: head.map(|head| head.1),
-            kv_used_tokens: head.map(|head| head.2),
-        }
+        InstanceNow { desired: desired.clone(), placement, why_not, state, reason, ranks, head }
     }
 
     fn rank(&self, node: &NodeId, placement: &Placement, table: &Table) -> RankNow {
@@ -217,22 +216,27 @@ impl Directory {
         now
     }
 
-    /// Active, queued and positions used, as the head says.
-    fn head(&self, placement: &Placement, table: &Table) -> Option<(u32, u32, u64)> {
+    /// What the head says of the work.
+    fn head(&self, placement: &Placement, table: &Table) -> Option<HeadNow> {
         let node = placement.head()?;
         if *node == self.me {
             let status = self.running(&placement.instance, placement.epoch)?.status;
-            let read = |count: &std::sync::atomic::AtomicU32| count.load(Ordering::Relaxed);
-            return Some((
-                read(&status.active),
-                read(&status.queued),
-                status.kv_used_tokens.load(Ordering::Relaxed),
-            ));
+            return Some(HeadNow {
+                active: status.active.load(Ordering::Relaxed),
+                queued: status.queued.load(Ordering::Relaxed),
+                kv_used_tokens: status.kv_used_tokens.load(Ordering::Relaxed),
+                token_ns: status.token_ns.load(Ordering::Relaxed),
+            });
         }
         let record = table.nodes.get(node)?.record.as_ref()?;
         let mut heads = record.body.heads.iter();
         let head = heads.find(|head| head.instance == placement.instance && head.epoch == placement.epoch)?;
-        Some((head.active, head.queued, head.kv_used_tokens))
+        Some(HeadNow {
+            active: head.active,
+            queued: head.queued,
+            kv_used_tokens: head.kv_used_tokens,
+            token_ns: head.token_ns,
+        })
     }
 
     fn running(&self, instance: &InstanceId, epoch: Epoch) -> Option<Running> {

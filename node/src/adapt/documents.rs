@@ -243,6 +243,11 @@ pub fn downloads(table: &Table) -> Vec<api::Download> {
     table.nodes.iter().flat_map(of).collect()
 }
 
+/// Tokens a second where one takes so long; none where that is not known.
+fn tokens_per_s(nanoseconds: u64) -> Option<f64> {
+    (nanoseconds > 0).then(|| 1e9 / nanoseconds as f64)
+}
+
 /// An instance.
 pub fn instance(now: &InstanceNow) -> api::Instance {
     let placement = now.placement.as_deref();
@@ -284,13 +289,15 @@ pub fn instance(now: &InstanceNow) -> api::Instance {
         context: placement.map(|placement| placement.context).or(now.desired.context),
         slots: placement.map_or(now.desired.slots, |placement| placement.slots),
         parallel: now.desired.parallel.to_string(),
-        active: now.active,
-        queued: now.queued,
+        active: now.head.map(|head| head.active),
+        queued: now.head.map(|head| head.queued),
         kv: api::KvUse {
             kv_type: super::plan::kv_type(kv_type),
-            used_tokens: now.kv_used_tokens,
+            used_tokens: now.head.map(|head| head.kv_used_tokens),
             total_tokens: total,
         },
+        predicted_tokens_per_s: placement.and_then(|placement| placement.predicted_ns).and_then(tokens_per_s),
+        seen_tokens_per_s: now.head.and_then(|head| tokens_per_s(head.token_ns)),
         head: placement.and_then(|placement| placement.head()).map(ToString::to_string),
         stages,
         created: Some(Timestamp::from_unix_ms(now.desired.created_unix_ms)),

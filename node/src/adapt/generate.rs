@@ -115,7 +115,7 @@ impl SwarmGenerate {
                 InstanceState::Placing => 2,
                 InstanceState::Failed | InstanceState::Stopping => 3,
             };
-            (state, now.queued.unwrap_or(0) + now.active.unwrap_or(0), now.desired.id.clone())
+            (state, now.head.map_or(0, |head| head.queued + head.active), now.desired.id.clone())
         });
         match best {
             Some(now) => refusal(now).map_or_else(|| Ok(now.clone()), Err),

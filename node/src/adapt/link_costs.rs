@@ -3,8 +3,10 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_scheduler::{Link, LinkCosts, LinkKind, NodeId, Topology};
-use shoal_transport::collective::{self, MAX_RANKS, MESSAGE_S, Operation, REDUCE_BYTES_PER_S, Wiring, pick};
+use shoal_scheduler::{Link, LinkCosts, LinkKind, NodeId, Stage, Topology, Wire};
+use shoal_transport::collective::{
+    self, MAX_RANKS, MESSAGE_S, Operation, REDUCE_BYTES_PER_S, Wiring, WiringError, pick,
+};
 
 /// Bytes of a number in a sum.
 const NUMBER_BYTES: u64 = 4;
@@ -17,6 +19,9 @@ pub struct Edge {
     /// Bytes a second in each direction.
     pub bytes_per_s: f64,
 }
+
+/// A link of which nothing is known: what picks a schedule then.
+const NOMINAL: Edge = Edge { one_way_s: 20e-6, bytes_per_s: 1e9 };
 
 /// The known links of some nodes. What was predicted is remembered.
 #[derive(Debug, Default)]
@@ -33,6 +38,34 @@ pub struct KnownLinks {
 /// Both, the lesser first.
 fn ends(a: &NodeId, b: &NodeId) -> (NodeId, NodeId) {
     if a < b { (a.clone(), b.clone()) } else { (b.clone(), a.clone()) }
+}
+
+/// How so many ranks are wired by these links. `None` where not all are connected.
+fn wired(ranks: usize, edges: Vec<(usize, usize, Edge)>) -> Option<Wiring> {
+    // A link's figure holds what both machines do for a message, which the wiring counts apart.
+    let least = edges.iter().map(|(.., edge)| edge.one_way_s).fold(f64::INFINITY, f64::min);
+    let message_s = MESSAGE_S.min(least / 4.0);
+    let link = |(a, b, edge): (usize, usize, Edge)| collective::Link {
+        a,
+        b,
+        latency_s: (edge.one_way_s - 2.0 * message_s).max(0.0),
+        bytes_per_s: edge.bytes_per_s,
+    };
+    let wiring = Wiring::new(ranks, edges.into_iter().map(link).collect()).ok()?;
+    Some(wiring.with_machine(message_s, REDUCE_BYTES_PER_S).with_neighbours_only())
+}
+
+/// How the ranks of a stage are wired, as its placement says; all alike where it says nothing.
+pub fn wiring_of(stage: &Stage) -> Result<Wiring, WiringError> {
+    let edge = |(a, b, wire): &(u16, u16, Wire)| {
+        let edge = Edge { one_way_s: wire.one_way_ns as f64 * 1e-9, bytes_per_s: wire.bytes_per_s as f64 };
+        (usize::from(*a), usize::from(*b), edge)
+    };
+    let known = wired(stage.ranks.len(), stage.wires.iter().map(edge).collect());
+    match known.filter(|_| !stage.wires.is_empty()) {
+        Some(wiring) => Ok(wiring),
+        None => Wiring::mesh(stage.ranks.len(), NOMINAL.one_way_s, NOMINAL.bytes_per_s),
+    }
 }
 
 /// Each node by the least that it is connected with by these pairs (the lesser first).
@@ -96,19 +129,8 @@ impl KnownLinks {
     /// The links among these nodes, by their places. `None` where not all are connected.
     fn wiring(&self, nodes: &[NodeId]) -> Option<Wiring> {
         let pairs = (0..nodes.len()).flat_map(|a| (a + 1..nodes.len()).map(move |b| (a, b)));
-        let edges: Vec<(usize, usize, &Edge)> =
-            pairs.filter_map(|(a, b)| Some((a, b, self.edge(nodes.get(a)?, nodes.get(b)?)?))).collect();
-        // A link's figure holds what both machines do for a message, which the wiring counts apart.
-        let least = edges.iter().map(|(.., edge)| edge.one_way_s).fold(f64::INFINITY, f64::min);
-        let message_s = MESSAGE_S.min(least / 4.0);
-        let link = |(a, b, edge): (usize, usize, &Edge)| collective::Link {
-            a,
-            b,
-            latency_s: (edge.one_way_s - 2.0 * message_s).max(0.0),
-            bytes_per_s: edge.bytes_per_s,
-        };
-        let wiring = Wiring::new(nodes.len(), edges.into_iter().map(link).collect()).ok()?;
-        Some(wiring.with_machine(message_s, REDUCE_BYTES_PER_S).with_neighbours_only())
+        let edge = |(a, b)| Some((a, b, *self.edge(nodes.get(a)?, nodes.get(b)?)?));
+        wired(nodes.len(), pairs.filter_map(edge).collect())
     }
 
     fn remembered(&self, question: Question, ask: impl FnOnce(&Question) -> Option<f64>) -> Option<f64> {
@@ -156,6 +178,11 @@ impl LinkCosts for KnownLinks {
         self.remembered((ranks.to_vec(), numbers, None), |(ranks, numbers, _)| {
             Some(pick(&Operation::AllReduce { len: *numbers }, &wiring(ranks)?)?.seconds)
         })
+    }
+
+    fn wire(&self, a: &NodeId, b: &NodeId) -> Option<Wire> {
+        let edge = self.edge(a, b)?;
+        Some(Wire { one_way_ns: (edge.one_way_s * 1e9) as u64, bytes_per_s: edge.bytes_per_s as u64 })
     }
 
     fn machine(&self, node: &NodeId) -> NodeId {

@@ -92,7 +92,7 @@ fn without_counters(mut body: RecordBody) -> RecordBody {
         (rank.steps_total, rank.loaded_bytes) = (0, 0);
     }
     for head in &mut body.heads {
-        head.kv_used_tokens = 0;
+        (head.kv_used_tokens, head.token_ns) = (0, 0);
     }
     for download in &mut body.downloads {
         (download.done_bytes, download.bytes_per_s, download.eta_ms) = (0, None, None);
@@ -137,6 +137,7 @@ fn head(running: &Running) -> HeadReport {
         queued: running.status.queued.load(Ordering::Relaxed),
         kv_used_tokens: running.status.kv_used_tokens.load(Ordering::Relaxed),
         kv_total_tokens: u64::from(placement.context) * u64::from(placement.slots),
+        token_ns: running.status.token_ns.load(Ordering::Relaxed),
     }
 }
 

@@ -140,6 +140,15 @@ fn instances(swarm: &Swarm, paint: Paint) -> Vec<String> {
         if let (Some(active), Some(queued)) = (instance.active, instance.queued) {
             line.push_str(&format!(", {active} active, {queued} queued"));
         }
+        let (predicted, seen) = (instance.predicted_tokens_per_s, instance.seen_tokens_per_s);
+        line.push_str(&match (seen, predicted) {
+            (Some(seen), Some(predicted)) => {
+                format!(", {seen:.1} tokens/s for one request (predicted: {predicted:.1})")
+            }
+            (Some(seen), None) => format!(", {seen:.1} tokens/s for one request"),
+            (None, Some(predicted)) => format!(", predicted: {predicted:.1} tokens/s for one request"),
+            (None, None) => String::new(),
+        });
         lines.push(line);
         if !instance.stages.is_empty() {
             lines.push(format!("  {}", stages_text(swarm, instance)));

@@ -132,6 +132,11 @@ impl Batch {
         Some(Step { number: self.steps, ops })
     }
 
+    /// What a token of a request takes that runs alone, once that was seen.
+    pub fn token_alone(&self) -> Option<Duration> {
+        self.pace.token_alone()
+    }
+
     /// Takes what the last rank sampled in a step, the oldest under way, and how long that took: since it began, or since
     /// the one before was done.
     pub fn sampled(&mut self, step: u64, samples: Vec<Sampled>, took: Duration) {
@@ -140,7 +145,7 @@ impl Batch {
                 && number == step
                 && shape != Shape::default()
             {
-                self.pace.measured(shape, took);
+                self.pace.measured(shape, took, self.under_way.is_empty());
             }
         }
         let mut samples = VecDeque::from(samples);

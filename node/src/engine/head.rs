@@ -167,6 +167,8 @@ impl Head<'_> {
         self.status.active.store(active, Ordering::Relaxed);
         self.status.queued.store(queued, Ordering::Relaxed);
         self.status.kv_used_tokens.store(used, Ordering::Relaxed);
+        let token_ns = self.batch.token_alone().map_or(0, |took| took.as_nanos() as u64);
+        self.status.token_ns.store(token_ns, Ordering::Relaxed);
     }
 }
 

@@ -43,6 +43,8 @@ pub struct Status {
     pub queued: AtomicU32,
     /// Positions of the KV cache in use.
     pub kv_used_tokens: AtomicU64,
+    /// Nanoseconds that a token of a request takes that runs alone, lately; 0 = not seen yet.
+    pub token_ns: AtomicU64,
     stop: Arc<AtomicBool>,
     /// Told of each change of phase.
     changes: watch::Sender<()>,
@@ -64,6 +66,7 @@ impl Status {
             active: AtomicU32::new(0),
             queued: AtomicU32::new(0),
             kv_used_tokens: AtomicU64::new(0),
+            token_ns: AtomicU64::new(0),
             stop: Arc::default(),
             changes,
         }

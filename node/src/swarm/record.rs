@@ -249,6 +249,8 @@ pub struct HeadReport {
     pub kv_used_tokens: u64,
     /// Tokens the KV cache has room for.
     pub kv_total_tokens: u64,
+    /// Nanoseconds that a token of a request takes that runs alone, lately; 0 = not seen yet.
+    pub token_ns: u64,
 }
 
 /// A model on its way to this node.
@@ -385,6 +387,7 @@ impl RecordBody {
         })?;
         list("heads", &self.heads, |head| {
             amount("heads", head.kv_used_tokens, MAX_AMOUNT)?;
+            amount("heads", head.token_ns, MAX_AMOUNT)?;
             amount("heads", head.kv_total_tokens, MAX_AMOUNT)
         })?;
         list("downloads", &self.downloads, |download| {

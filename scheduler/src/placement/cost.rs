@@ -12,6 +12,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use serde::{Deserialize, Serialize};
+
 use super::Stage;
 use super::load::{Group, Load, Loads};
 use super::pool::Pool;
@@ -33,8 +35,20 @@ pub trait LinkCosts {
     /// Seconds in which every one of `ranks` gets the sum of `numbers` numbers of 32 bits; `None` where that is not known.
     fn all_reduce_s(&self, ranks: &[NodeId], numbers: usize) -> Option<f64>;
 
+    /// The link between two neighbours that messages take; `None` where there is none, or it was not measured.
+    fn wire(&self, a: &NodeId, b: &NodeId) -> Option<Wire>;
+
     /// The machine that a node runs on, named by one of the nodes there: nodes of one machine read from the same memory.
     fn machine(&self, node: &NodeId) -> NodeId;
+}
+
+/// What a link between two neighbours does, as measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wire {
+    /// Nanoseconds from the call that sends a small message until it is there: half a round trip.
+    pub one_way_ns: u64,
+    /// Bytes that it carries in a second in each direction.
+    pub bytes_per_s: u64,
 }
 
 /// Nothing is known of any link.
@@ -47,6 +61,10 @@ impl LinkCosts for NoLinks {
     }
 
     fn all_reduce_s(&self, _: &[NodeId], _: usize) -> Option<f64> {
+        None
+    }
+
+    fn wire(&self, _: &NodeId, _: &NodeId) -> Option<Wire> {
         None
     }
 
@@ -138,6 +156,19 @@ impl<'a> Predictor<'a> {
         let members = shape.groups.iter().flat_map(|group| pool.ids(&group.members));
         let machines: BTreeSet<NodeId> = members.map(|node| self.costs.machine(node)).collect();
         machines.len() < 2
+    }
+
+    /// The links between the nodes of a stage, by pairs of ranks; none where they run on one machine, where what was measured says
+    /// more of what ran beside.
+    pub(super) fn wires(&self, ranks: &[&NodeId]) -> Vec<(u16, u16, Wire)> {
+        let machines: BTreeSet<NodeId> = ranks.iter().map(|node| self.costs.machine(node)).collect();
+        if machines.len() < 2 {
+            return Vec::new();
+        }
+        let numbered = || (0u16..).zip(ranks);
+        let pairs =
+            numbered().flat_map(|(i, a)| numbered().skip(usize::from(i) + 1).map(move |(j, b)| (i, a, j, b)));
+        pairs.filter_map(|(i, a, j, b)| Some((i, j, self.costs.wire(a, b)?))).collect()
     }
 
     /// Seconds for a token of a model (`footprint` is the whole model's) with half of `context` tokens before it. `None` where

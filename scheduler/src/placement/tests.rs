@@ -140,6 +140,7 @@ fn taking(node: &str, bytes: u64) -> Placement {
         weights_bytes: bytes,
         kv_bytes: 0,
         scratch_bytes: 0,
+        wires: Vec::new(),
         each: Vec::new(),
     };
     Placement {
@@ -149,6 +150,7 @@ fn taking(node: &str, bytes: u64) -> Placement {
         slots: 1,
         kv_type: KvType::F16,
         stages: vec![stage],
+        predicted_ns: None,
     }
 }
 

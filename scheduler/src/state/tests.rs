@@ -37,6 +37,7 @@ fn placed(state: &State, n: u8, ranks: &[u8]) -> Placement {
         weights_bytes: 1,
         kv_bytes: 1,
         scratch_bytes: 1,
+        wires: Vec::new(),
         each: Vec::new(),
     };
     Placement {
@@ -46,6 +47,7 @@ fn placed(state: &State, n: u8, ranks: &[u8]) -> Placement {
         slots: 1,
         kv_type: KvType::F16,
         stages: ranks.iter().map(stage).collect(),
+        predicted_ns: None,
     }
 }
 

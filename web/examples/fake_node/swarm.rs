@@ -216,6 +216,8 @@ impl SwarmView for ScriptedSwarm {
                 parallel,
                 active: None,
                 queued: None,
+                predicted_tokens_per_s: None,
+                seen_tokens_per_s: None,
                 kv: KvUse { kv_type, ..KvUse::default() },
                 head: stages.first().and_then(|stage| stage.ranks.first()).map(|rank| rank.node.clone()),
                 stages: stages.iter().map(stage).collect(),

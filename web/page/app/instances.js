@@ -78,6 +78,13 @@ function stageTable() {
   };
 }
 
+/** What a request alone gets, as seen, or else as predicted. */
+function speed(instance) {
+  const { seen_tokens_per_s: seen, predicted_tokens_per_s: predicted } = instance;
+  if (typeof seen === "number") return `${count(Math.round(seen))} tokens/s`;
+  return typeof predicted === "number" ? `about ${count(Math.round(predicted))} tokens/s expected` : null;
+}
+
 function card(item, { onChat }) {
   const { id, model } = item.instance;
   const state = el("span", { class: "pill" });
@@ -125,6 +132,7 @@ function card(item, { onChat }) {
         instance.parallel === "auto" ? null : instance.parallel,
         instance.active ? `${count(instance.active)} active` : null,
         instance.queued ? `${count(instance.queued)} queued` : null,
+        speed(instance),
       ];
       setText(facts, words.filter(Boolean).join(" · "));
       setHidden(reason, instance.reason === null);

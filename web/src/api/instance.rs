@@ -34,6 +34,10 @@ pub struct Instance {
     pub queued: Option<u32>,
     /// How full its KV cache is.
     pub kv: KvUse,
+    /// Tokens a second of one request alone, as predicted when it was placed; null where rates or links were not known.
+    pub predicted_tokens_per_s: Option<f64>,
+    /// The same, as seen lately; null before the first answer.
+    pub seen_tokens_per_s: Option<f64>,
     /// The node that drives it: rank 0 of stage 0.
     pub head: Option<String>,
     /// Its stages in order; empty while there is no placement.

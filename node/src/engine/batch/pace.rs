@@ -34,6 +34,8 @@ pub struct Shape {
 pub struct Pace {
     /// Seconds of a step of so many rows without prompts.
     plain: Vec<Option<f64>>,
+    /// Seconds of a step of one row with no other under way.
+    alone: Option<f64>,
     /// Seconds that a row of a prompt adds.
     prompt_row: Option<f64>,
     /// Rows of the last step's prompts beside others.
@@ -46,15 +48,19 @@ impl Pace {
     pub fn new(slots: u16) -> Self {
         Pace {
             plain: vec![None; usize::from(slots) + MAX_DRAFT + 1],
+            alone: None,
             prompt_row: None,
             last_rows: 0,
             since_plain: 0,
         }
     }
 
-    /// Takes what a step took.
-    pub fn measured(&mut self, shape: Shape, took: Duration) {
+    /// Takes what a step took; `alone` says that no other was under way with it.
+    pub fn measured(&mut self, shape: Shape, took: Duration, alone: bool) {
         let took = took.as_secs_f64();
+        if alone && shape == (Shape { decode: 1, prompt: 0 }) {
+            self.alone = Some(average(self.alone, took));
+        }
         if shape.prompt == 0 {
             self.since_plain = 0;
             if let Some(plain) = self.plain.get_mut(shape.decode) {
@@ -68,6 +74,11 @@ impl Pace {
                 self.prompt_row = Some(average(self.prompt_row, row));
             }
         }
+    }
+
+    /// What a token of a request takes that runs alone, once that was seen.
+    pub fn token_alone(&self) -> Option<Duration> {
+        self.alone.map(Duration::from_secs_f64)
     }
 
     /// Rows of prompts that may go into a step beside `decode` other rows, or rows that are held up by it; 0 asks for a step without, to measure.
@@ -155,7 +166,7 @@ mod tests {
     fn a_prompt_alone_goes_at_full_width_and_beside_others_only_once_they_were_measured() {
         let mut pace = Pace::new(4);
         assert_eq!((pace.prompt_rows(0), pace.prompt_rows(1)), (MAX_RUN_TOKENS, 0));
-        pace.measured(plain(1), 4 * MS);
+        pace.measured(plain(1), 4 * MS, true);
         assert_eq!(pace.prompt_rows(1), FIRST_ROWS);
         assert_eq!(pace.prompt_rows(3), FIRST_ROWS, "taken from its neighbour");
     }
@@ -168,7 +179,7 @@ mod tests {
         {
             let mut pace = Pace::new(4);
             let took = |prompt: usize| Duration::from_micros(alone_us + row_us * prompt as u64);
-            pace.measured(plain(2), took(0));
+            pace.measured(plain(2), took(0), true);
             let (mut prompt, mut steps, mut worst) = (0, 0, 0.0f64);
             while prompt < 4_000 {
                 let rows = pace.prompt_rows(2);
@@ -177,7 +188,7 @@ mod tests {
                 if steps > 3 {
                     worst = worst.max(took(rows).as_secs_f64() / took(0).as_secs_f64());
                 }
-                pace.measured(Shape { decode: 2, prompt: rows }, took(rows));
+                pace.measured(Shape { decode: 2, prompt: rows }, took(rows), true);
                 assert!(steps < 4_100, "the prompt gets on");
             }
             let bound = (1.0 + HOLD_UP).max((alone_us + row_us * LEAST_ROWS as u64) as f64 / alone_us as f64);
@@ -190,16 +201,16 @@ mod tests {
     fn guesses_pay_where_rows_are_cheap_and_guesses_right() {
         let mut pace = Pace::new(1);
         assert_eq!(pace.drafts(1, 1.0, 0.9, 8), 0, "nothing is known yet");
-        pace.measured(plain(1), 10 * MS);
+        pace.measured(plain(1), 10 * MS, true);
         assert!(pace.drafts(1, 1.0, 0.5, 8) <= 2, "careful before it was measured");
         for rows in 2..=9 {
-            pace.measured(plain(rows), Duration::from_micros(10_000 + 500 * rows as u64));
+            pace.measured(plain(rows), Duration::from_micros(10_000 + 500 * rows as u64), true);
         }
         assert_eq!(pace.drafts(1, 1.0, 0.95, 8), 8);
         assert!((1..8).contains(&pace.drafts(1, 1.0, 0.4, 8)));
         assert_eq!(pace.drafts(1, 1.0, 0.02, 8), 0);
         for _ in 0..50 {
-            (2..=9).for_each(|rows| pace.measured(plain(rows), 10 * MS * rows as u32));
+            (2..=9).for_each(|rows| pace.measured(plain(rows), 10 * MS * rows as u32, true));
         }
         assert_eq!(pace.drafts(1, 1.0, 0.8, 8), 0, "a row costs as much as a step");
     }

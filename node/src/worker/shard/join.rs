@@ -12,12 +12,13 @@
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use shoal_scheduler::NodeId;
-use shoal_transport::collective::{Group, GroupOptions, Wiring};
+use shoal_scheduler::{NodeId, Stage};
+use shoal_transport::collective::{Group, GroupOptions};
 use shoal_transport::{Channel, Wait};
 use tokio::runtime::Handle;
 
 use super::{Job, target};
+use crate::adapt::link_costs::wiring_of;
 use crate::channels::{Channels, Use};
 use crate::engine::head::Pipes;
 use crate::engine::pipe::{Pipe, TICK};
@@ -28,9 +29,6 @@ use crate::engine::status::{Failure, Status};
 const OPEN_ROUND: Duration = Duration::from_millis(500);
 /// How long the other ranks may take to load before this one gives up its own.
 const ASSEMBLE_DEADLINE: Duration = Duration::from_secs(600);
-/// Half a round trip and bandwidth of the links of a group, where nobody measured them: what picks a schedule.
-const NOMINAL_LATENCY_S: f64 = 20e-6;
-const NOMINAL_BYTES_PER_S: f64 = 1e9;
 
 /// A rank with its channels.
 pub(super) struct Joined {
@@ -95,7 +93,7 @@ pub(super) fn join(
         up = Some(Pipe::new(channel));
     }
 
-    let group = (peers.len() > 1).then(|| of_group(rank, peers.len(), group, status)).transpose()?;
+    let group = (peers.len() > 1).then(|| of_group(rank, &stages[stage], group, status)).transpose()?;
     let pipes = match (up, down) {
         (last, next) if is_head => Place::Head(Pipes { others, stages: next.zip(last) }),
         (Some(up), down) => Place::Rank(
@@ -113,12 +111,11 @@ pub(super) fn join(
 
 fn of_group(
     rank: usize,
-    ranks: usize,
+    stage: &Stage,
     channels: Vec<(usize, Channel)>,
     status: &Status,
 ) -> Result<Group, Failure> {
-    let wiring = Wiring::mesh(ranks, NOMINAL_LATENCY_S, NOMINAL_BYTES_PER_S);
-    let wiring = wiring.map_err(|error| not_assembled(&error))?;
+    let wiring = wiring_of(stage).map_err(|error| not_assembled(&error))?;
     let options = GroupOptions { stop: Some(status.stop_flag()), ..GroupOptions::default() };
     Group::new(rank, wiring, channels, options).map_err(|error| not_assembled(&error))
 }

@@ -66,6 +66,7 @@ pub fn placed(state: &State, n: u32, nodes: &[usize]) -> Placement {
         weights_bytes: 1,
         kv_bytes: 1,
         scratch_bytes: 1,
+        wires: Vec::new(),
         each: Vec::new(),
     };
     Placement {
@@ -75,6 +76,7 @@ pub fn placed(state: &State, n: u32, nodes: &[usize]) -> Placement {
         slots: 1,
         kv_type: KvType::F16,
         stages: nodes.iter().map(stage).collect(),
+        predicted_ns: None,
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::placement::cost::Predictor;
 use crate::{
     Cut, Divisible, Footprint, KvType, LayerPieces, LinkCosts, NoLinks, NodeId, NodeOffer, Parallel,
-    PlanRequest, RankBytes, Reach, Speed, Stage, Topology, place, preview,
+    PlanRequest, RankBytes, Reach, Speed, Stage, Topology, Wire, place, preview,
 };
 
 const GB: u64 = 1_000_000_000;
@@ -38,6 +38,11 @@ impl LinkCosts for Islands {
             let all = ranks.iter().flat_map(|a| ranks.iter().filter_map(move |b| self.send_s(a, b, 0)));
             all.fold(0.0, f64::max)
         })
+    }
+
+    fn wire(&self, a: &NodeId, b: &NodeId) -> Option<Wire> {
+        let one_way_ns = (self.send_s(a, b, 0)? * 1e9) as u64;
+        (one_way_ns < 1_000_000).then_some(Wire { one_way_ns, bytes_per_s: GB })
     }
 
     fn machine(&self, node: &NodeId) -> NodeId {
@@ -218,10 +223,25 @@ fn groups_are_inside_islands() {
 }
 
 #[test]
+fn a_stage_names_the_links_among_its_ranks() {
+    let islands = Islands { size: 2, within_s: 10e-6, between_s: 3e-3, one_machine: false };
+    let nodes = || topology((0..3).map(|n| node(n, 20 * GB, 100)).collect());
+    let wires = |costs: &dyn LinkCosts| {
+        let placed = place(&nodes(), costs, &[], &request(Parallel::Tensor { stages: 1, ranks: 3 })).unwrap();
+        placed.stages[0].wires.clone()
+    };
+    assert_eq!(wires(&islands), [(0, 1, Wire { one_way_ns: 10_000, bytes_per_s: GB })]);
+    assert_eq!(wires(&Islands { one_machine: true, ..islands }), []);
+    assert_eq!(wires(&NoLinks), []);
+}
+
+#[test]
 fn each_alternative_has_its_prediction() {
     let nodes = topology((0..4).map(|n| node(n, 20 * GB, 100)).collect());
     let shown = preview(&nodes, &mesh(10e-6), &[], &request(Parallel::Auto));
     let best = shown.predicted_s.unwrap();
+    let predicted_ns = shown.outcome.as_ref().unwrap().predicted_ns.unwrap();
+    assert!((predicted_ns as f64 * 1e-9 - best).abs() < 2e-9, "{predicted_ns} {best}");
     assert!(shown.alternatives.len() > 3);
     for other in &shown.alternatives {
         assert!(other.predicted_s.is_some_and(|seconds| seconds > best), "{}", other.parallel);
