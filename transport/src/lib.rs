@@ -64,7 +64,7 @@
 //! - Nothing is allocated and no thread is crossed on the way of a frame of an open channel.
 //! - Nothing that arrives can make this side hold more than the stated memory, wait without a deadline, or panic.
 //! - A byte is delivered once, in order, or the channel ends with a reason.
-//! - There is no `unsafe` here but in the RDMA carrier to come.
+//! - There is no `unsafe` here but in [`rdma`].
 
 #![deny(unsafe_code)]
 
@@ -78,6 +78,7 @@ mod fault;
 mod frame;
 mod hello;
 mod keys;
+pub mod rdma;
 mod shared;
 mod state;
 mod wait;

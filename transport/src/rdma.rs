@@ -1,0 +1,116 @@
+//! Verbs: queue pairs between two neighbours, without a call to the system for a message.
+//!
+//! This is the ground for a carrier over RDMA. No channel runs on it yet.
+//!
+//! A [`Library`] lists [`Device`]s; a device has one port, a table of GIDs and protection [`Domain`]s; a domain registers
+//! memory and makes [`CompletionQueue`]s; on a completion queue stand [`QueuePair`]s, reliable ([`Kind::Rc`]) or not
+//! ([`Kind::Uc`]), which go RESET -> INIT -> RTR -> RTS and then move messages by SEND and RECV. Nothing else is used, since
+//! Apple's devices do nothing else. The rules all of them are held to are those of the most limited one:
+//!
+//! - Receives are posted after RTS, never before.
+//! - A message is as long as the receive that takes it: whole strides.
+//! - A message has one piece, of registered memory.
+//!
+//! Memory is handed around whole, as [`Slot`]s: posting one moves it into the queue pair, and [`QueuePair::take`] gives it
+//! back when its completion has come. So nobody can look at bytes that a device may be writing, and nothing here is unsafe
+//! for those who use it.
+//!
+//! Two libraries: [`native`], found at run time (`libibverbs.so.1` on Linux, `librdma.dylib` on macOS; "there is none" is an
+//! answer), and [`software`], devices within the process that fail on demand. `tests/verbs` holds both to the same suite.
+//!
+//! What has never run: librdma. The layouts are compared with the headers of Linux; that Apple's are the same is what
+//! published programs declare.
+
+mod error;
+#[expect(unsafe_code, reason = "memory that a device writes to")]
+mod memory;
+#[expect(unsafe_code, reason = "the system's library is C")]
+pub mod native;
+mod posted;
+pub mod software;
+mod types;
+
+use std::sync::Arc;
+
+pub use error::{Refused, Verb, VerbsError};
+pub use memory::{PAGE_BYTES, Slot};
+pub use types::{
+    Address, Completion, Depth, Direction, Gid, Kind, Mtu, Path, Port, PortState, QueuePairState, Status,
+};
+
+/// What supplies devices.
+pub trait Library: Send + Sync {
+    /// Its name, as a person would look for it.
+    fn name(&self) -> &str;
+
+    /// The names of the devices there are now.
+    fn devices(&self) -> Result<Vec<String>, VerbsError>;
+
+    /// Opens a device by its name. Works although its port is down.
+    fn open(&self, device: &str) -> Result<Arc<dyn Device>, VerbsError>;
+}
+
+/// An open device. Its first port is the one that is used.
+pub trait Device: Send + Sync {
+    /// The name it was opened by.
+    fn name(&self) -> &str;
+
+    /// What the port is like now.
+    fn port(&self) -> Result<Port, VerbsError>;
+
+    /// The port's GIDs, the first 256 of them; a queue pair names one by its place here. Places that are not in use are zero.
+    fn gids(&self) -> Result<Vec<Gid>, VerbsError>;
+
+    /// A protection domain. Apple's devices give none while the port is down.
+    fn domain(self: Arc<Self>) -> Result<Arc<dyn Domain>, VerbsError>;
+}
+
+/// A protection domain: what its queue pairs may touch is what is registered in it.
+pub trait Domain: Send + Sync {
+    /// Registers `bytes` of new memory, zeroed, in whole pages of [`PAGE_BYTES`]. It stays registered as long as a slot
+    /// of it is held anywhere.
+    fn region(self: Arc<Self>, bytes: usize) -> Result<Slot, VerbsError>;
+
+    /// A queue for at most `depth` completions.
+    fn completion_queue(self: Arc<Self>, depth: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError>;
+}
+
+/// Where the completions of several queue pairs come out.
+pub trait CompletionQueue: Send + Sync {
+    /// A queue pair, in RESET, whose sends and receives complete here.
+    fn queue_pair(self: Arc<Self>, kind: Kind, depth: Depth) -> Result<Box<dyn QueuePair>, VerbsError>;
+
+    /// Fills the front of `into` with what has completed, oldest first; how many. Never blocks, never allocates.
+    fn poll(&self, into: &mut [Completion]) -> Result<usize, VerbsError>;
+}
+
+/// A queue pair. Dropping it destroys it; what is posted is then given back to its region.
+pub trait QueuePair: Send {
+    /// Its number on this device, for the other side.
+    fn number(&self) -> u32;
+
+    /// Which kind it is.
+    fn kind(&self) -> Kind;
+
+    /// How far it was brought.
+    fn state(&self) -> QueuePairState;
+
+    /// RESET -> INIT.
+    fn initialise(&mut self) -> Result<(), VerbsError>;
+
+    /// INIT -> RTR: it takes messages of the queue pair at the other end of `path`. Never to be tried in a loop: on Apple's
+    /// devices that can take the port away until the next start of the machine.
+    fn ready_to_receive(&mut self, path: &Path) -> Result<(), VerbsError>;
+
+    /// RTR -> RTS: it sends, numbering its packets from `packet` on, which is what the other side was told.
+    fn ready_to_send(&mut self, packet: u32) -> Result<(), VerbsError>;
+
+    /// Posts a receive for a message as long as `slot`.
+    fn post_receive(&mut self, slot: Slot) -> Result<(), Refused>;
+
+    /// Sends the whole of `slot`.
+    fn post_send(&mut self, slot: Slot) -> Result<(), Refused>;
+
+    /// The slot whose completion this is; `None` if it belongs to another queue pair, of now or before.
+    fn take(&mut self, completion: &Completion) -> Option<Slot>;
+}

@@ -1,0 +1,491 @@
+//! Devices, domains, completion queues and queue pairs of the system's library.
+
+use std::any::Any;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+
+use super::layout::*;
+use super::symbols::{Symbols, last_errno};
+use crate::rdma::error::{Refused, Verb, VerbsError};
+use crate::rdma::memory::{Pages, Region, Slot};
+use crate::rdma::posted::{self, Posted};
+use crate::rdma::types::{
+    Completion, Depth, Direction, Gid, Kind, Mtu, Path, Port, PortState, QueuePairState, Status,
+};
+use crate::rdma::{CompletionQueue, Device, Domain, QueuePair};
+
+/// The port that is used: Apple's devices have one.
+const PORT: u8 = 1;
+/// Places of a GID table that are looked at: more than any device of one port fills.
+const MAX_GIDS: usize = 256;
+/// Completions taken from the library at once.
+const POLLED: usize = 16;
+/// Waits of a reliable queue pair: 4.096 us times 2 to this power (some 0.5 s) for an answer, and 0.64 ms where no receive is
+/// posted (number 12 of the table in the InfiniBand specification, 9.7.5.2.8); seven tries, and for a receive without end.
+const TIMEOUT: u8 = 17;
+const RNR_TIMER: u8 = 12;
+const RETRIES: u8 = 7;
+/// One hop: the other end of the cable.
+const HOP_LIMIT: u8 = 1;
+
+/// What a device may do with registered memory. Apple's refuse local access alone; elsewhere there is no more than is needed, and
+/// no remote key ever leaves this process.
+const ACCESS: i32 = if cfg!(target_os = "macos") {
+    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE
+} else {
+    IBV_ACCESS_LOCAL_WRITE
+};
+
+/// Number 0 where a call went well, else the system's number for what went wrong. Verbs return it, or -1 and set it.
+fn errno_of(returned: i32) -> i32 {
+    if returned < 0 { last_errno() } else { returned }
+}
+
+pub(super) struct NativeDevice {
+    symbols: &'static Symbols,
+    context: NonNull<ibv_context>,
+    name: String,
+    /// Of this process, for errors.
+    queue_pairs: AtomicUsize,
+}
+
+// SAFETY: a context may be used by any thread, and by several at once: verbs are thread safe (ibv_open_device(3) and
+// the InfiniBand specification, 10.2.10 ff.).
+unsafe impl Send for NativeDevice {}
+// SAFETY: as above.
+unsafe impl Sync for NativeDevice {}
+
+impl NativeDevice {
+    /// `device` is of a list that is not yet freed.
+    pub(super) fn open(
+        symbols: &'static Symbols,
+        device: *mut ibv_device,
+        name: &str,
+    ) -> Result<NativeDevice, VerbsError> {
+        // SAFETY: the caller's promise.
+        let context = NonNull::new(unsafe { (symbols.open_device)(device) });
+        match context {
+            Some(context) => {
+                Ok(NativeDevice { symbols, context, name: name.to_owned(), queue_pairs: AtomicUsize::new(0) })
+            }
+            None => Err(VerbsError::Failed {
+                verb: Verb::OpenDevice,
+                device: name.to_owned(),
+                errno: last_errno(),
+                queue_pairs: 0,
+            }),
+        }
+    }
+
+    fn failed(&self, verb: Verb, errno: i32) -> VerbsError {
+        let queue_pairs = self.queue_pairs.load(Ordering::Relaxed);
+        VerbsError::Failed { verb, device: self.name.clone(), errno, queue_pairs }
+    }
+}
+
+impl Drop for NativeDevice {
+    fn drop(&mut self) {
+        // SAFETY: opened once, and everything made on it holds the device, so nothing of it is left.
+        unsafe { (self.symbols.close_device)(self.context.as_ptr()) };
+    }
+}
+
+impl Device for NativeDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn port(&self) -> Result<Port, VerbsError> {
+        let mut attributes = ibv_port_attr::default();
+        // SAFETY: an open context, and room for what the library writes (see the layout's test).
+        let errno =
+            errno_of(unsafe { (self.symbols.query_port)(self.context.as_ptr(), PORT, &mut attributes) });
+        if errno != 0 {
+            return Err(self.failed(Verb::QueryPort, errno));
+        }
+        Ok(Port {
+            state: match attributes.state {
+                IBV_PORT_DOWN => PortState::Down,
+                IBV_PORT_ACTIVE => PortState::Active,
+                _ => PortState::Waiting,
+            },
+            mtu: Mtu::from_code(attributes.active_mtu).unwrap_or(Mtu::B1024),
+            lid: attributes.lid,
+            gids: usize::try_from(attributes.gid_tbl_len).unwrap_or(0),
+            message_bytes: attributes.max_msg_sz,
+        })
+    }
+
+    fn gids(&self) -> Result<Vec<Gid>, VerbsError> {
+        let places = self.port()?.gids.min(MAX_GIDS);
+        let mut gids = Vec::with_capacity(places);
+        for place in 0..places {
+            let mut gid = ibv_gid::default();
+            // SAFETY: an open context, room for one GID, and a place below MAX_GIDS.
+            let returned =
+                unsafe { (self.symbols.query_gid)(self.context.as_ptr(), PORT, place as i32, &mut gid) };
+            // Some libraries refuse places that are not in use.
+            gids.push(if returned == 0 { Gid(gid.0) } else { Gid::default() });
+        }
+        Ok(gids)
+    }
+
+    fn domain(self: Arc<Self>) -> Result<Arc<dyn Domain>, VerbsError> {
+        // SAFETY: an open context.
+        match NonNull::new(unsafe { (self.symbols.alloc_pd)(self.context.as_ptr()) }) {
+            Some(pd) => Ok(Arc::new(NativeDomain { device: self, pd })),
+            None => Err(self.failed(Verb::AllocPd, last_errno())),
+        }
+    }
+}
+
+struct NativeDomain {
+    device: Arc<NativeDevice>,
+    pd: NonNull<ibv_pd>,
+}
+
+// SAFETY: see NativeDevice.
+unsafe impl Send for NativeDomain {}
+// SAFETY: see NativeDevice.
+unsafe impl Sync for NativeDomain {}
+
+impl Drop for NativeDomain {
+    fn drop(&mut self) {
+        // SAFETY: allocated once; regions and queue pairs of it hold it, so none is left.
+        unsafe { (self.device.symbols.dealloc_pd)(self.pd.as_ptr()) };
+    }
+}
+
+/// A registered region; its pages belong to [`Region`], which drops this first.
+struct Registration {
+    domain: Arc<NativeDomain>,
+    mr: NonNull<ibv_mr>,
+}
+
+// SAFETY: see NativeDevice.
+unsafe impl Send for Registration {}
+// SAFETY: see NativeDevice.
+unsafe impl Sync for Registration {}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // SAFETY: registered once; no slot of it is posted, since posted slots hold the region.
+        unsafe { (self.domain.device.symbols.dereg_mr)(self.mr.as_ptr()) };
+    }
+}
+
+impl Domain for NativeDomain {
+    fn region(self: Arc<Self>, bytes: usize) -> Result<Slot, VerbsError> {
+        let device = &self.device;
+        let pages = Pages::new(bytes).ok_or_else(|| device.failed(Verb::RegMr, libc::ENOMEM))?;
+        let first = pages.first().as_ptr().cast();
+        // SAFETY: whole pages that stay where they are until the registration has been dropped.
+        let mr = unsafe { (device.symbols.reg_mr)(self.pd.as_ptr(), first, pages.len(), ACCESS) };
+        let Some(mr) = NonNull::new(mr) else {
+            return Err(device.failed(Verb::RegMr, last_errno()));
+        };
+        // SAFETY: the library's structure, valid until it is deregistered.
+        let key = unsafe { mr.as_ref() }.lkey;
+        Ok(Region::whole(pages, key, Box::new(Registration { domain: self, mr })))
+    }
+
+    fn completion_queue(self: Arc<Self>, depth: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
+        let device = &self.device;
+        let Ok(entries) = i32::try_from(depth) else {
+            return Err(device.failed(Verb::CreateCq, libc::EINVAL));
+        };
+        let context = device.context.as_ptr();
+        // SAFETY: an open context; no channel for events, the first vector.
+        let cq = unsafe { (device.symbols.create_cq)(context, entries, null_mut(), null_mut(), 0) };
+        let Some(cq) = NonNull::new(cq) else { return Err(device.failed(Verb::CreateCq, last_errno())) };
+        Ok(Arc::new(NativeQueue { domain: self, cq }))
+    }
+}
+
+struct NativeQueue {
+    domain: Arc<NativeDomain>,
+    cq: NonNull<ibv_cq>,
+}
+
+// SAFETY: see NativeDevice.
+unsafe impl Send for NativeQueue {}
+// SAFETY: see NativeDevice.
+unsafe impl Sync for NativeQueue {}
+
+impl Drop for NativeQueue {
+    fn drop(&mut self) {
+        // SAFETY: made once; queue pairs on it hold it, so none is left.
+        unsafe { (self.domain.device.symbols.destroy_cq)(self.cq.as_ptr()) };
+    }
+}
+
+impl CompletionQueue for NativeQueue {
+    fn queue_pair(self: Arc<Self>, kind: Kind, depth: Depth) -> Result<Box<dyn QueuePair>, VerbsError> {
+        let device = &self.domain.device;
+        let mut attributes = ibv_qp_init_attr {
+            qp_context: null_mut(),
+            send_cq: self.cq.as_ptr(),
+            recv_cq: self.cq.as_ptr(),
+            srq: null_mut(),
+            cap: ibv_qp_cap {
+                max_send_wr: depth.sends,
+                max_recv_wr: depth.receives,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            qp_type: match kind {
+                Kind::Rc => IBV_QPT_RC,
+                Kind::Uc => IBV_QPT_UC,
+            },
+            sq_sig_all: 0,
+        };
+        // SAFETY: a live domain and completion queue, which the queue pair holds.
+        let qp = unsafe { (device.symbols.create_qp)(self.domain.pd.as_ptr(), &mut attributes) };
+        let Some(qp) = NonNull::new(qp) else {
+            return Err(device.failed(Verb::CreateQp(kind), last_errno()));
+        };
+        device.queue_pairs.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(NativePair {
+            kind,
+            state: QueuePairState::Reset,
+            posted: Posted::new(depth),
+            qp,
+            queue: self,
+        }))
+    }
+
+    fn poll(&self, into: &mut [Completion]) -> Result<usize, VerbsError> {
+        let device = &self.domain.device;
+        // SAFETY: an open context's table does not change.
+        let Some(poll_cq) = (unsafe { device.context.as_ref() }).ops.poll_cq else {
+            return Err(device.failed(Verb::PollCq, libc::ENOSYS));
+        };
+        let mut polled = [ibv_wc::default(); POLLED];
+        let room = into.len().min(POLLED);
+        // SAFETY: room for so many completions; at most POLLED, so the conversion is exact.
+        let count = unsafe { poll_cq(self.cq.as_ptr(), room as i32, polled.as_mut_ptr()) };
+        let Ok(count) = usize::try_from(count) else {
+            return Err(device.failed(Verb::PollCq, last_errno()));
+        };
+        // What the device wrote before a completion is seen after it.
+        fence(Ordering::Acquire);
+        for (completion, polled) in into.iter_mut().zip(polled.iter().take(count)) {
+            *completion = Completion {
+                queue_pair: polled.qp_num,
+                work: polled.wr_id,
+                direction: posted::direction(polled.wr_id),
+                status: Status(polled.status),
+                bytes: polled.byte_len,
+            };
+        }
+        Ok(count.min(room))
+    }
+}
+
+struct NativePair {
+    kind: Kind,
+    state: QueuePairState,
+    posted: Posted,
+    qp: NonNull<ibv_qp>,
+    queue: Arc<NativeQueue>,
+}
+
+// SAFETY: see NativeDevice.
+unsafe impl Send for NativePair {}
+
+impl Drop for NativePair {
+    fn drop(&mut self) {
+        let device = self.device();
+        // SAFETY: made once, not used after this.
+        let errno = errno_of(unsafe { (device.symbols.destroy_qp)(self.qp.as_ptr()) });
+        device.queue_pairs.fetch_sub(1, Ordering::Relaxed);
+        if errno != 0 {
+            tracing::warn!(
+                device = device.name,
+                errno,
+                "a queue pair could not be destroyed; its memory is left to it"
+            );
+            self.posted.lose();
+        }
+    }
+}
+
+impl NativePair {
+    fn device(&self) -> &NativeDevice {
+        &self.queue.domain.device
+    }
+
+    fn modify(
+        &mut self,
+        verb: Verb,
+        from: QueuePairState,
+        to: QueuePairState,
+        mut attributes: ibv_qp_attr,
+        mask: i32,
+    ) -> Result<(), VerbsError> {
+        if self.state != from {
+            return Err(VerbsError::State { verb, state: self.state });
+        }
+        // SAFETY: a live queue pair; the structure is only read.
+        let returned = unsafe { (self.device().symbols.modify_qp)(self.qp.as_ptr(), &mut attributes, mask) };
+        match errno_of(returned) {
+            0 => {
+                self.state = to;
+                Ok(())
+            }
+            errno => Err(self.device().failed(verb, errno)),
+        }
+    }
+
+    /// Posts `slot` by `post`, which returns what the verb does.
+    fn post(
+        &mut self,
+        direction: Direction,
+        slot: Slot,
+        post: impl FnOnce(*mut ibv_qp, &ibv_context_ops, u64, *mut ibv_sge) -> i32,
+    ) -> Result<(), Refused> {
+        let verb = match direction {
+            Direction::Sent => Verb::PostSend,
+            Direction::Received => Verb::PostReceive,
+        };
+        if !self.is_ours(&slot) {
+            return Err(Refused::new(slot, VerbsError::Foreign { verb }));
+        }
+        let work = match self.posted.number(direction, self.state) {
+            Ok(work) => work,
+            Err(error) => return Err(Refused::new(slot, error)),
+        };
+        let Ok(length) = u32::try_from(slot.len()) else {
+            return Err(Refused::new(slot, self.device().failed(verb, libc::EMSGSIZE)));
+        };
+        let mut piece = ibv_sge { addr: slot.address().as_ptr() as u64, length, lkey: slot.region().key };
+        // SAFETY: an open context's table does not change.
+        let operations = unsafe { &self.device().context.as_ref().ops };
+        match errno_of(post(self.qp.as_ptr(), operations, work, &mut piece)) {
+            0 => {
+                self.posted.put(work, slot);
+                Ok(())
+            }
+            errno => Err(Refused::new(slot, self.device().failed(verb, errno))),
+        }
+    }
+
+    fn is_ours(&self, slot: &Slot) -> bool {
+        let registration: &dyn Any = &*slot.region().registration;
+        registration
+            .downcast_ref::<Registration>()
+            .is_some_and(|registration| Arc::ptr_eq(&registration.domain, &self.queue.domain))
+    }
+}
+
+impl QueuePair for NativePair {
+    fn number(&self) -> u32 {
+        // SAFETY: the library's structure, valid until it is destroyed.
+        unsafe { self.qp.as_ref() }.qp_num
+    }
+
+    fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    fn state(&self) -> QueuePairState {
+        self.state
+    }
+
+    fn initialise(&mut self) -> Result<(), VerbsError> {
+        let attributes = ibv_qp_attr {
+            qp_state: IBV_QPS_INIT,
+            port_num: PORT,
+            qp_access_flags: ACCESS as u32,
+            ..ibv_qp_attr::default()
+        };
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        self.modify(Verb::Initialise, QueuePairState::Reset, QueuePairState::Initialised, attributes, mask)
+    }
+
+    fn ready_to_receive(&mut self, path: &Path) -> Result<(), VerbsError> {
+        let attributes = ibv_qp_attr {
+            qp_state: IBV_QPS_RTR,
+            path_mtu: path.mtu.code(),
+            dest_qp_num: path.to.number,
+            rq_psn: path.to.packet,
+            max_dest_rd_atomic: 1,
+            min_rnr_timer: RNR_TIMER,
+            ah_attr: ibv_ah_attr {
+                dgid: ibv_gid(path.to.gid.0),
+                sgid_index: path.gid_index,
+                hop_limit: HOP_LIMIT,
+                dlid: path.to.lid,
+                is_global: 1,
+                port_num: PORT,
+                ..ibv_ah_attr::default()
+            },
+            ..ibv_qp_attr::default()
+        };
+        let mut mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+        if self.kind == Kind::Rc {
+            mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+        }
+        let (from, to) = (QueuePairState::Initialised, QueuePairState::ReadyToReceive);
+        self.modify(Verb::ReadyToReceive, from, to, attributes, mask)
+    }
+
+    fn ready_to_send(&mut self, packet: u32) -> Result<(), VerbsError> {
+        let attributes = ibv_qp_attr {
+            qp_state: IBV_QPS_RTS,
+            sq_psn: packet,
+            timeout: TIMEOUT,
+            retry_cnt: RETRIES,
+            rnr_retry: RETRIES,
+            max_rd_atomic: 1,
+            ..ibv_qp_attr::default()
+        };
+        let mut mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
+        if self.kind == Kind::Rc {
+            mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+        }
+        let (from, to) = (QueuePairState::ReadyToReceive, QueuePairState::ReadyToSend);
+        self.modify(Verb::ReadyToSend, from, to, attributes, mask)
+    }
+
+    fn post_receive(&mut self, slot: Slot) -> Result<(), Refused> {
+        self.post(Direction::Received, slot, |qp, operations, work, piece| {
+            let Some(post_recv) = operations.post_recv else { return libc::ENOSYS };
+            let mut request = ibv_recv_wr { wr_id: work, next: null_mut(), sg_list: piece, num_sge: 1 };
+            let mut bad = null_mut();
+            // SAFETY: a live queue pair; the library copies the request. The memory behind it belongs to the slot, which
+            // `posted` keeps until the request is done or the queue pair destroyed.
+            unsafe { post_recv(qp, &mut request, &mut bad) }
+        })
+    }
+
+    fn post_send(&mut self, slot: Slot) -> Result<(), Refused> {
+        self.post(Direction::Sent, slot, |qp, operations, work, piece| {
+            let Some(post_send) = operations.post_send else { return libc::ENOSYS };
+            let mut request = ibv_send_wr {
+                wr_id: work,
+                next: null_mut(),
+                sg_list: piece,
+                num_sge: 1,
+                opcode: IBV_WR_SEND,
+                send_flags: IBV_SEND_SIGNALED,
+                imm_data: 0,
+                remote_addr: 0,
+                rkey: 0,
+                unions: [0; 19],
+            };
+            let mut bad = null_mut();
+            // SAFETY: as in `post_receive`.
+            unsafe { post_send(qp, &mut request, &mut bad) }
+        })
+    }
+
+    fn take(&mut self, completion: &Completion) -> Option<Slot> {
+        if completion.queue_pair != self.number() {
+            return None;
+        }
+        self.posted.take(completion)
+    }
+}
