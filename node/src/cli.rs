@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo;
+mod doctor;
 mod models;
 mod open;
 mod plan;
@@ -66,6 +67,7 @@ enum Command {
     Plan(plan::Plan),
     Open(open::Open),
     Models(models::Models),
+    Doctor(doctor::Doctor),
     Bench(bench::Bench),
 }
 
@@ -119,6 +121,7 @@ async fn asking(command: Command) -> anyhow::Result<ExitCode> {
         Command::Stop(stop) => stop.run().await,
         Command::Plan(plan) => plan.run().await,
         Command::Open(open) => open.run().await,
+        Command::Doctor(doctor) => doctor.run().await,
         Command::Up(_) | Command::Demo(_) | Command::Bench(_) | Command::Models(_) => Ok(ExitCode::SUCCESS),
     }
 }

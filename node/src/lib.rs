@@ -9,6 +9,7 @@ pub mod cli;
 pub mod client;
 pub mod data_dir;
 pub mod demo;
+mod doctor;
 pub mod engine;
 pub mod exit;
 pub mod identity;

@@ -48,6 +48,7 @@ fn node(id: &NodeId, name: &str, view: &View, table: &Table) -> api::Node {
         state,
         role: Some(role),
         os: text(|body| &body.os),
+        os_version: text(|body| &body.os_version),
         arch: text(|body| &body.arch),
         cpu: text(|body| &body.cpu),
         threads: body.map(|body| body.threads),

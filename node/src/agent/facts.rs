@@ -35,6 +35,7 @@ pub fn body(
         name: options.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         os: std::env::consts::OS.to_owned(),
+        os_version: os_version(),
         arch: std::env::consts::ARCH.to_owned(),
         devices,
         device: options.device.to_string(),
@@ -51,6 +52,17 @@ pub fn body(
         data,
         ..RecordBody::default()
     })
+}
+
+/// The system's version; of a Mac with its build, since RDMA wants the same one at both ends of a cable.
+fn os_version() -> String {
+    let version = System::os_version().unwrap_or_default();
+    if cfg!(target_os = "macos")
+        && let Ok(said) = std::process::Command::new("sw_vers").arg("-buildVersion").output()
+    {
+        return format!("{version} ({})", String::from_utf8_lossy(&said.stdout).trim());
+    }
+    version
 }
 
 /// How long each of the two rates is measured.

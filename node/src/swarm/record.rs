@@ -279,6 +279,8 @@ pub struct RecordBody {
     pub version: String,
     /// The operating system.
     pub os: String,
+    /// Its version, with the build where it says one.
+    pub os_version: String,
     /// The instruction set.
     pub arch: String,
     /// The processor's name.
@@ -332,6 +334,7 @@ impl RecordBody {
         text("name", &self.name)?;
         text("version", &self.version)?;
         text("os", &self.os)?;
+        text("os", &self.os_version)?;
         text("arch", &self.arch)?;
         text("cpu", &self.cpu)?;
         amount("threads", self.threads.into(), 1 << 16)?;

@@ -19,6 +19,8 @@ pub struct Node {
     pub role: Option<NodeRole>,
     /// Operating system, such as `linux` or `macos`.
     pub os: Option<String>,
+    /// Its version, of a Mac with the build; null while it has not said so.
+    pub os_version: Option<String>,
     /// Processor architecture, such as `x86_64` or `aarch64`.
     pub arch: Option<String>,
     /// The processor's own name.
