@@ -1,6 +1,7 @@
 //! Verbs: queue pairs between two neighbours, without a call to the system for a message.
 //!
-//! This is the ground for a carrier over RDMA. No channel runs on it yet.
+//! This is the ground for a carrier over RDMA. No channel runs on it yet. On it stands the [`cable`]: messages of any length
+//! between two neighbours, none of which is lost.
 //!
 //! A [`Library`] lists [`Device`]s; a device has one port, a table of GIDs and protection [`Domain`]s; a domain registers
 //! memory and makes [`CompletionQueue`]s; on a completion queue stand [`QueuePair`]s, reliable ([`Kind::Rc`]) or not
@@ -21,6 +22,7 @@
 //! What has never run: librdma. The layouts are compared with the headers of Linux; that Apple's are the same is what
 //! published programs declare.
 
+pub mod cable;
 mod error;
 #[expect(unsafe_code, reason = "memory that a device writes to")]
 mod memory;
@@ -28,6 +30,7 @@ mod memory;
 pub mod native;
 mod posted;
 pub mod software;
+pub mod station;
 mod types;
 
 use std::sync::Arc;
@@ -84,7 +87,7 @@ pub trait CompletionQueue: Send + Sync {
     fn poll(&self, into: &mut [Completion]) -> Result<usize, VerbsError>;
 }
 
-/// A queue pair. Dropping it destroys it; what is posted is then given back to its region.
+/// A queue pair. Dropping it destroys it, and what is posted with it.
 pub trait QueuePair: Send {
     /// Its number on this device, for the other side.
     fn number(&self) -> u32;
@@ -113,4 +116,7 @@ pub trait QueuePair: Send {
 
     /// The slot whose completion this is; `None` if it belongs to another queue pair, of now or before.
     fn take(&mut self, completion: &Completion) -> Option<Slot>;
+
+    /// Destroys it and gives back what was posted.
+    fn end(self: Box<Self>) -> Vec<Slot>;
 }

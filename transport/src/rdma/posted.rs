@@ -81,6 +81,16 @@ impl Posted {
         queue.remove(at).map(|(_, slot)| slot)
     }
 
+    /// How long the slot of a send is.
+    pub(super) fn len_of(&self, work: u64) -> Option<usize> {
+        self.sending.iter().find(|(other, _)| *other == work).map(|(_, slot)| slot.len())
+    }
+
+    /// All slots; the device does not touch them any more.
+    pub(super) fn drain(&mut self) -> Vec<Slot> {
+        self.sending.drain(..).chain(self.receiving.drain(..)).map(|(_, slot)| slot).collect()
+    }
+
     /// Never gives the slots back: the device may still write to them.
     pub(super) fn lose(&mut self) {
         for (_, slot) in self.sending.drain(..).chain(self.receiving.drain(..)) {

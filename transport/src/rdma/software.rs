@@ -45,8 +45,10 @@ pub enum Fault {
     PortDown,
     /// After so many more sends one fails, with all that is posted on its queue pair.
     ErrorAfter(u32),
-    /// After so many more sends of unreliable queue pairs one is lost, and so on.
-    LosesEach(u32),
+    /// Of so many sends of unreliable queue pairs one is lost, by chance, but by the same chance each time.
+    LosesOneIn(u32),
+    /// Longer messages of unreliable queue pairs are lost.
+    LosesLongerThan(usize),
     /// Completions come out after so many polls more.
     Slow(u64),
 }
@@ -256,11 +258,9 @@ struct SoftPair {
 
 impl Drop for SoftPair {
     fn drop(&mut self) {
-        let shared = self.shared();
-        let ended = shared.fabric().end_pair(self.number);
-        // With the lock let go: its slots may be the last of their regions.
-        drop(ended);
-        shared.kept.queue_pairs.take();
+        // With the lock let go: the slots may be the last of their regions.
+        drop(self.shared().fabric().end_pair(self.number));
+        self.shared().kept.queue_pairs.take();
     }
 }
 
@@ -320,5 +320,9 @@ impl QueuePair for SoftPair {
             return None;
         }
         self.shared().fabric().take(self.number, completion)
+    }
+
+    fn end(self: Box<Self>) -> Vec<Slot> {
+        self.shared().fabric().end_pair(self.number)
     }
 }

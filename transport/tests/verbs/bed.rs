@@ -55,7 +55,7 @@ impl End {
         self.queue.clone().queue_pair(kind, DEPTH)
     }
 
-    fn address(&self, pair: &dyn QueuePair, packet: u32) -> Address {
+    pub fn address(&self, pair: &dyn QueuePair, packet: u32) -> Address {
         Address { gid: self.gid, lid: self.lid, number: pair.number(), packet }
     }
 

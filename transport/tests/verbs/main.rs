@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod bed;
+mod cable;
 mod conformance;
 mod faults;
 mod native;

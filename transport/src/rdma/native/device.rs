@@ -252,6 +252,7 @@ impl CompletionQueue for NativeQueue {
             state: QueuePairState::Reset,
             posted: Posted::new(depth),
             qp,
+            destroyed: false,
             queue: self,
         }))
     }
@@ -289,6 +290,7 @@ struct NativePair {
     state: QueuePairState,
     posted: Posted,
     qp: NonNull<ibv_qp>,
+    destroyed: bool,
     queue: Arc<NativeQueue>,
 }
 
@@ -297,8 +299,22 @@ unsafe impl Send for NativePair {}
 
 impl Drop for NativePair {
     fn drop(&mut self) {
-        let device = self.device();
-        // SAFETY: made once, not used after this.
+        self.destroy();
+    }
+}
+
+impl NativePair {
+    fn device(&self) -> &NativeDevice {
+        &self.queue.domain.device
+    }
+
+    /// Destroys it, once. Where that fails the device may go on writing, so what is posted is never used again.
+    fn destroy(&mut self) {
+        if std::mem::replace(&mut self.destroyed, true) {
+            return;
+        }
+        let device = &self.queue.domain.device;
+        // SAFETY: made once, destroyed once, and not used after this.
         let errno = errno_of(unsafe { (device.symbols.destroy_qp)(self.qp.as_ptr()) });
         device.queue_pairs.fetch_sub(1, Ordering::Relaxed);
         if errno != 0 {
@@ -309,12 +325,6 @@ impl Drop for NativePair {
             );
             self.posted.lose();
         }
-    }
-}
-
-impl NativePair {
-    fn device(&self) -> &NativeDevice {
-        &self.queue.domain.device
     }
 
     fn modify(
@@ -487,5 +497,10 @@ impl QueuePair for NativePair {
             return None;
         }
         self.posted.take(completion)
+    }
+
+    fn end(mut self: Box<Self>) -> Vec<Slot> {
+        self.destroy();
+        self.posted.drain()
     }
 }

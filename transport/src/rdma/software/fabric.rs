@@ -83,8 +83,9 @@ struct Faults {
     path_refused: bool,
     port_down: bool,
     error_after: Option<u32>,
-    /// How many pass between two that are lost, and how many are still to pass.
-    losing: Option<(u32, u32)>,
+    /// One in how many is lost, and what chance is at.
+    losing: Option<(u32, u64)>,
+    longest: Option<usize>,
     slow: u64,
 }
 
@@ -96,7 +97,7 @@ struct Queue {
     overrun: bool,
 }
 
-pub(super) struct Pair {
+struct Pair {
     device: usize,
     queue: u32,
     kind: Kind,
@@ -163,7 +164,8 @@ impl Fabric {
             Fault::PathRefused => faults.path_refused = true,
             Fault::PortDown => faults.port_down = true,
             Fault::ErrorAfter(count) => faults.error_after = Some(count),
-            Fault::LosesEach(count) => faults.losing = Some((count, count)),
+            Fault::LosesOneIn(count) => faults.losing = Some((count.max(1), 0x9e37_79b9_7f4a_7c15)),
+            Fault::LosesLongerThan(bytes) => faults.longest = Some(bytes),
             Fault::Slow(polls) => faults.slow = polls,
         }
     }
@@ -283,9 +285,9 @@ impl Fabric {
         Ok(number)
     }
 
-    /// The queue pair, to be dropped once the lock is let go.
-    pub(super) fn end_pair(&mut self, number: u32) -> Option<Pair> {
-        self.pairs.remove(&number)
+    /// What was posted on it; nothing the second time.
+    pub(super) fn end_pair(&mut self, number: u32) -> Vec<Slot> {
+        self.pairs.remove(&number).map_or_else(Vec::new, |mut pair| pair.posted.drain())
     }
 
     pub(super) fn state(&self, number: u32) -> QueuePairState {
@@ -410,13 +412,21 @@ impl Fabric {
         }
         let unheard = if pair.kind == Kind::Uc { Fate::Vanishes } else { Fate::Waits };
         if pair.kind == Kind::Uc
-            && let Some((each, left)) = &mut faults.losing
+            && let Some((one_in, chance)) = &mut faults.losing
         {
-            if *left == 0 {
-                *left = *each;
+            // Marsaglia, Xorshift RNGs, 2003.
+            *chance ^= *chance << 13;
+            *chance ^= *chance >> 7;
+            *chance ^= *chance << 17;
+            if (*chance >> 32).is_multiple_of(u64::from(*one_in)) {
                 return Fate::Vanishes;
             }
-            *left -= 1;
+        }
+        if pair.kind == Kind::Uc
+            && let Some(longest) = faults.longest
+            && pair.sends.front().and_then(|work| pair.posted.len_of(*work)).is_some_and(|len| len > longest)
+        {
+            return Fate::Vanishes;
         }
         let Some(receiver) = pair.path.map(|path| path.to.number) else { return unheard };
         match self.pairs.get(&receiver) {

@@ -1,0 +1,662 @@
+//! Messages between two neighbours over three queue pairs: nothing is lost, whatever the queue pairs lose.
+//!
+//! A message goes by the class whose stride it fits, several small ones if that is shorter, several large ones if it has to
+//! be. Strides are fixed, so a message is always as long as the receive that takes it, whatever is in it, and no model makes
+//! anything to be set up anew. Receives are posted ahead, and each head says how many: a sender never sends more messages of
+//! a class than the other side has receives for. What is sent is kept until it is acknowledged, by class, in order; where a
+//! later message shows that one is lacking, or nothing is heard for a while, the rest is sent again from there on. Every
+//! message carries what its sender has, so traffic in both directions needs no messages for that; where there is none, notes
+//! do, which are not numbered.
+//!
+//! Order between the classes is not kept: a channel's bytes have places, which say it.
+//!
+//! No thread and no clock here: time is an argument, and whoever waits for something polls. What is broken is destroyed at
+//! once, and its memory goes back to the [`Station`].
+
+mod class;
+mod head;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use self::class::{Class, Order, Shape};
+use self::head::{FRAME_HEAD_BYTES, HEAD_BYTES, Head};
+use super::error::VerbsError;
+use super::station::Station;
+use super::types::{Address, Completion, Depth, Direction, Kind, Mtu, Path, Status};
+use super::{CompletionQueue, Slot};
+
+/// Classes of messages, each with a queue pair of its own.
+pub const CLASSES: usize = 3;
+
+/// A hidden state or less, a batch of them, and whole prompts. Apple's devices hold few large messages at once.
+pub(super) const SHAPES: [Shape; CLASSES] = [
+    Shape { stride: 4 << 10, depth: 16, extra: NOTES },
+    Shape { stride: 32 << 10, depth: 4, extra: 0 },
+    Shape { stride: 128 << 10, depth: 2, extra: 0 },
+];
+/// A frame that fits so many small messages goes as such.
+const SMALL_AT_MOST: usize = 3;
+/// Notes under way at most, each way.
+const NOTES: usize = 4;
+/// The class of notes.
+const NOTED: usize = 0;
+/// Completions looked at in one poll.
+const POLLED: usize = 16;
+/// Polls that one call makes at most, so that it ends however fast the other side sends.
+const MAX_POLLS: usize = 8;
+
+/// Slots that a class needs: to fill and to receive.
+pub(super) const fn slots_of(shape: Shape) -> usize {
+    2 * (shape.depth + shape.extra)
+}
+
+/// Registered memory of one cable.
+pub(super) const ARENA_BYTES: usize = {
+    let mut bytes = 0;
+    let mut class = 0;
+    while class < CLASSES {
+        bytes += slots_of(SHAPES[class]) * SHAPES[class].stride;
+        class += 1;
+    }
+    bytes
+};
+
+/// How long a cable waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// After so long without an acknowledgement the other side is asked what it has.
+    pub ask_after: Duration,
+    /// After so long without any word while one is due, or without anything getting through, it is given up. Neither a
+    /// reliable nor an unreliable queue pair tells that the other side is gone.
+    pub silence: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        // A round trip takes microseconds; a thread that is not scheduled may keep its side silent for a while.
+        Patience { ask_after: Duration::from_millis(5), silence: Duration::from_secs(1) }
+    }
+}
+
+/// Why a cable is of no use any more.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CableError {
+    /// A verb failed.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    /// A work request failed.
+    #[error("a message of {stride} bytes failed: {status}")]
+    Failed {
+        /// The class.
+        stride: usize,
+        /// The device's word.
+        status: Status,
+    },
+    /// Nothing was heard of the other side.
+    #[error("the other side was silent for {} ms", .0.as_millis())]
+    Silent(Duration),
+    /// The other side answers, and what is sent does not get there.
+    #[error("messages did not get through for {} ms", .0.as_millis())]
+    Stuck(Duration),
+    /// A message came that the other side cannot have meant.
+    #[error("a message makes no sense: {0}")]
+    Head(&'static str),
+    /// The station's memory is with other cables.
+    #[error("all {} cables of the device are in use", super::station::MAX_CABLES)]
+    Crowded,
+    /// It was torn down.
+    #[error("the queue pairs are gone")]
+    Torn,
+}
+
+/// What a cable has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CableStats {
+    /// Numbered messages sent, each counted once.
+    pub sent: u64,
+    /// Numbered messages that came in their turn.
+    pub received: u64,
+    /// Messages sent once more.
+    pub resent: u64,
+    /// Messages dropped because they had come before.
+    pub again: u64,
+    /// Messages dropped because one before them was lacking.
+    pub early: u64,
+    /// Notes sent.
+    pub notes: u64,
+    /// Messages dropped for channels that are not attached.
+    pub strangers: u64,
+}
+
+/// Wakes whoever waits for a channel.
+pub trait Wake: Send + Sync {
+    /// Something came for it, or there is room to send again, or the cable broke.
+    fn wake(&self);
+}
+
+/// A part of a frame, as it is sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// The frame's header, opaque here.
+    pub header: [u8; FRAME_HEAD_BYTES],
+    /// Bytes of the frame.
+    pub total: u32,
+    /// Where in it these bytes begin.
+    pub offset: u32,
+    /// At most [`Cable::piece_bytes`].
+    pub bytes: &'a [u8],
+}
+
+/// A piece that has come, in the slot that it came in.
+#[derive(Debug)]
+pub struct Arrival {
+    slot: Slot,
+    class: usize,
+    head: Head,
+    len: usize,
+}
+
+impl Arrival {
+    /// The frame's header as it was sent.
+    pub fn header(&self) -> &[u8; FRAME_HEAD_BYTES] {
+        &self.head.frame
+    }
+
+    /// Bytes of the frame.
+    pub fn total(&self) -> u32 {
+        self.head.total
+    }
+
+    /// Where in it [`Arrival::bytes`] belong.
+    pub fn offset(&self) -> u32 {
+        self.head.offset
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.slot.bytes().get(HEAD_BYTES..HEAD_BYTES + self.len).unwrap_or_default()
+    }
+}
+
+struct Inbox {
+    arrived: VecDeque<Arrival>,
+    wake: Option<Arc<dyn Wake>>,
+    /// A message of its did not find room.
+    wants_room: bool,
+}
+
+/// One end of a cable.
+pub struct Cable {
+    station: Arc<Station>,
+    queue: Arc<dyn CompletionQueue>,
+    classes: [Class; CLASSES],
+    /// Slots for notes.
+    notes: Vec<Slot>,
+    inboxes: HashMap<u16, Inbox>,
+    incarnation: u32,
+    patience: Patience,
+    /// The other side is to be told that something lacks, or asked what there is.
+    owes_note: bool,
+    owes_answer: bool,
+    /// When the other side was last heard, when last asked, and when it last acknowledged something.
+    heard: Instant,
+    asked: Instant,
+    got_through: Instant,
+    /// Something did not find room. Word of room may be lost, so it is asked for.
+    starved: bool,
+    stats: CableStats,
+    broken: Option<CableError>,
+}
+
+impl Cable {
+    /// Makes the queue pairs, in INIT. `incarnation` is what both sides number this life of the cable by.
+    pub fn prepare(
+        station: &Arc<Station>,
+        kind: Kind,
+        incarnation: u32,
+        patience: Patience,
+    ) -> Result<Cable, CableError> {
+        let completions: usize = SHAPES.iter().map(|&shape| slots_of(shape)).sum();
+        let queue = station.completion_queue(completions as u32)?;
+        let mut pairs = Vec::with_capacity(CLASSES);
+        for shape in SHAPES {
+            let depth = (shape.depth + shape.extra) as u32;
+            let mut pair = Station::queue_pair(&queue, kind, Depth { sends: depth, receives: depth })?;
+            pair.initialise()?;
+            pairs.push(pair);
+        }
+        let (Ok([small, medium, bulk]), Some([smalls, mediums, bulks])) =
+            (<[_; CLASSES]>::try_from(pairs), station.borrow())
+        else {
+            return Err(CableError::Crowded);
+        };
+        let now = Instant::now();
+        Ok(Cable {
+            station: station.clone(),
+            queue,
+            classes: [
+                Class::new(SHAPES[0], small, smalls),
+                Class::new(SHAPES[1], medium, mediums),
+                Class::new(SHAPES[2], bulk, bulks),
+            ],
+            notes: Vec::with_capacity(NOTES),
+            inboxes: HashMap::new(),
+            incarnation,
+            patience,
+            owes_note: false,
+            owes_answer: false,
+            heard: now,
+            asked: now,
+            got_through: now,
+            starved: false,
+            stats: CableStats::default(),
+            broken: None,
+        })
+    }
+
+    /// Where its queue pairs are, for the other side. `packet` numbers their first packets, 24 bits.
+    pub fn addresses(&self, packet: u32) -> Result<[Address; CLASSES], CableError> {
+        let (_, lid) = self.station.mtu_and_lid()?;
+        let gid = self.station.gid();
+        let mut addresses = [Address { gid, lid, number: 0, packet }; CLASSES];
+        for (address, class) in addresses.iter_mut().zip(&self.classes) {
+            address.number = class.pair.as_ref().ok_or(CableError::Torn)?.number();
+        }
+        Ok(addresses)
+    }
+
+    /// INIT -> RTR -> RTS, and the receives. `packet` is what [`Cable::addresses`] said; `mtu` is the same on both sides.
+    /// Nothing may be sent before the other side has come as far.
+    pub fn connect(
+        &mut self,
+        theirs: &[Address; CLASSES],
+        mtu: Mtu,
+        packet: u32,
+        now: Instant,
+    ) -> Result<(), CableError> {
+        let gid_index = self.station.gid_index();
+        for (class, to) in self.classes.iter_mut().zip(theirs) {
+            let pair = class.pair.as_mut().ok_or(CableError::Torn)?;
+            pair.ready_to_receive(&Path { gid_index, mtu, to: *to })?;
+            pair.ready_to_send(packet)?;
+        }
+        for (index, class) in self.classes.iter_mut().enumerate() {
+            let Shape { depth, extra, .. } = class.shape;
+            for _ in 0..depth + extra {
+                let slot = class.free.pop().ok_or(CableError::Crowded)?;
+                class.open(slot)?;
+            }
+            class.posted = depth;
+            if index == NOTED {
+                let from = class.free.len().saturating_sub(extra);
+                self.notes.extend(class.free.drain(from..));
+            }
+        }
+        self.is_word_due(now);
+        Ok(())
+    }
+
+    /// From now on what comes for `channel` is kept for it. False if that number is taken.
+    pub fn attach(&mut self, channel: u16, wake: Option<Arc<dyn Wake>>) -> bool {
+        if self.inboxes.contains_key(&channel) {
+            return false;
+        }
+        self.inboxes.insert(channel, Inbox { arrived: VecDeque::new(), wake, wants_room: false });
+        true
+    }
+
+    /// What comes for `channel` is dropped, as what has come is.
+    pub fn detach(&mut self, channel: u16) {
+        for arrival in self.inboxes.remove(&channel).into_iter().flat_map(|inbox| inbox.arrived) {
+            self.release(arrival);
+        }
+    }
+
+    /// Most bytes of a piece of a frame of `total` bytes.
+    pub fn piece_bytes(total: usize) -> usize {
+        SHAPES[class_of(total)].stride - HEAD_BYTES
+    }
+
+    /// Sends a piece of a frame of `channel`; false while there is no room, and `channel` is woken when there is.
+    pub fn send(&mut self, channel: u16, piece: Piece<'_>, now: Instant) -> Result<bool, CableError> {
+        self.check()?;
+        self.is_word_due(now);
+        let index = class_of(piece.total as usize);
+        if !self.classes[index].may_send() {
+            self.starved = true;
+            if let Some(inbox) = self.inboxes.get_mut(&channel) {
+                inbox.wants_room = true;
+            }
+            return Ok(false);
+        }
+        let Some(mut slot) = self.classes[index].free.pop() else { return Ok(false) };
+        let mut head = self.head();
+        head.frame = piece.header;
+        (head.frame[0], head.frame[1]) = (channel.to_le_bytes()[0], channel.to_le_bytes()[1]);
+        head.number = self.classes[index].next();
+        (head.total, head.offset) = (piece.total, piece.offset);
+        let room = self.classes[index].room();
+        if piece.bytes.len() > room || !write(&mut slot, &head, piece.bytes) {
+            self.classes[index].free.push(slot);
+            return Err(CableError::Head("a piece that is longer than its class"));
+        }
+        let sent = self.classes[index].send(slot);
+        self.told();
+        self.stats.sent += 1;
+        self.keep(sent).map(|()| true)
+    }
+
+    /// The first piece for `channel` that `fits`. To be given to [`Cable::release`].
+    pub fn take(&mut self, channel: u16, fits: impl Fn(&Arrival) -> bool) -> Option<Arrival> {
+        let inbox = self.inboxes.get_mut(&channel)?;
+        let at = inbox.arrived.iter().position(fits)?;
+        inbox.arrived.remove(at)
+    }
+
+    /// A piece was read: its slot takes the next message.
+    pub fn release(&mut self, arrival: Arrival) {
+        let Arrival { slot, class, .. } = arrival;
+        let opened = self.open(class, slot);
+        if opened.is_ok() {
+            self.classes[class].posted += 1;
+            self.classes[class].unreported += 1;
+        }
+        // What it broke is found by the next call.
+        let _ = self.keep(opened);
+    }
+
+    /// Takes in what has come, and says and asks what is due. `own` is the channel whose thread calls, not to be woken.
+    pub fn poll(&mut self, now: Instant, own: Option<u16>) -> Result<(), CableError> {
+        self.check()?;
+        let polled = self.take_in(now, own).and_then(|()| self.say(now));
+        self.keep(polled)
+    }
+
+    fn take_in(&mut self, now: Instant, own: Option<u16>) -> Result<(), CableError> {
+        let mut polled = [Completion::EMPTY; POLLED];
+        for _ in 0..MAX_POLLS {
+            let count = self.queue.poll(&mut polled)?;
+            for completion in polled.iter().take(count) {
+                let mut owner = None;
+                for (index, class) in self.classes.iter_mut().enumerate() {
+                    if let Some(slot) = class.take(completion) {
+                        owner = Some((index, slot));
+                        break;
+                    }
+                }
+                // Of a queue pair of before, whose slots are back already.
+                let Some((index, slot)) = owner else { continue };
+                let stride = self.classes[index].shape.stride;
+                let whole = completion.direction == Direction::Sent || completion.bytes as usize == stride;
+                if completion.status != Status::SUCCESS || !whole {
+                    self.classes[index].free.push(slot);
+                    let status = if whole { completion.status } else { Status::LOCAL_LENGTH };
+                    return Err(CableError::Failed { stride, status });
+                }
+                match completion.direction {
+                    Direction::Sent => self.sent(index, slot),
+                    Direction::Received => self.received(index, slot, now, own)?,
+                }
+            }
+            if count < polled.len() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn sent(&mut self, index: usize, slot: Slot) {
+        match read(&slot) {
+            Some(head) if !head.note => self.classes[index].sent(head.number, slot),
+            _ => self.notes.push(slot),
+        }
+    }
+
+    fn received(
+        &mut self,
+        index: usize,
+        slot: Slot,
+        now: Instant,
+        own: Option<u16>,
+    ) -> Result<(), CableError> {
+        let head = read(&slot).filter(|head| head.incarnation == self.incarnation);
+        let Some(head) = head else {
+            self.classes[index].free.push(slot);
+            return Err(CableError::Head("not of this cable's life"));
+        };
+        self.heard = now;
+        let mut room = false;
+        for (class, (have, posted)) in self.classes.iter_mut().zip(head.have.into_iter().zip(head.posted)) {
+            room |= class.heard(have, posted)?;
+        }
+        for (class, (have, lacks)) in self.classes.iter_mut().zip(head.have.into_iter().zip(head.lacks)) {
+            // What was asked for by name is lost; where an answer shows no news, the last messages are.
+            if lacks || head.answers {
+                self.stats.resent += class.resend(have, now, self.patience.ask_after)?;
+            }
+        }
+        self.owes_answer |= head.asks;
+        if room {
+            self.got_through = now;
+            self.starved = false;
+            self.wake_senders(own);
+        }
+        if head.note {
+            return self.open(index, slot);
+        }
+        match self.classes[index].arrived(head.number) {
+            Order::Next => {
+                self.stats.received += 1;
+                let Some(posted) = self.classes[index].posted.checked_sub(1) else {
+                    self.classes[index].free.push(slot);
+                    return Err(CableError::Head("more messages than there are receives"));
+                };
+                self.classes[index].posted = posted;
+                self.file(Arrival { slot, class: index, head, len: 0 }, own)
+            }
+            Order::Again => {
+                self.stats.again += 1;
+                self.open(index, slot)
+            }
+            Order::Early => {
+                self.stats.early += 1;
+                self.owes_note = true;
+                self.open(index, slot)
+            }
+        }
+    }
+
+    /// Gives a message to its channel.
+    fn file(&mut self, mut arrival: Arrival, own: Option<u16>) -> Result<(), CableError> {
+        let Head { total, offset, frame, .. } = arrival.head;
+        let class = arrival.class;
+        let left = total.checked_sub(offset).filter(|left| *left > 0 || total == 0);
+        let Some(left) = left.filter(|_| class_of(total as usize) == class) else {
+            self.classes[class].free.push(arrival.slot);
+            return Err(CableError::Head("a piece outside its frame"));
+        };
+        arrival.len = (left as usize).min(self.classes[class].room());
+        let channel = u16::from_le_bytes([frame[0], frame[1]]);
+        let Some(inbox) = self.inboxes.get_mut(&channel) else {
+            self.stats.strangers += 1;
+            self.release(arrival);
+            return Ok(());
+        };
+        inbox.arrived.push_back(arrival);
+        if own != Some(channel)
+            && let Some(wake) = &inbox.wake
+        {
+            wake.wake();
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, class: usize, slot: Slot) -> Result<(), CableError> {
+        self.classes[class].open(slot)
+    }
+
+    fn wake_senders(&mut self, own: Option<u16>) {
+        for (channel, inbox) in &mut self.inboxes {
+            if std::mem::take(&mut inbox.wants_room)
+                && own != Some(*channel)
+                && let Some(wake) = &inbox.wake
+            {
+                wake.wake();
+            }
+        }
+    }
+
+    /// A head of now, of no frame.
+    fn head(&self) -> Head {
+        let mut head = Head {
+            frame: [0; FRAME_HEAD_BYTES],
+            incarnation: self.incarnation,
+            number: 0,
+            have: [0; CLASSES],
+            posted: [0; CLASSES],
+            note: false,
+            asks: false,
+            answers: false,
+            lacks: [false; CLASSES],
+            total: 0,
+            offset: 0,
+        };
+        for (index, class) in self.classes.iter().enumerate() {
+            class.report(&mut head, index);
+        }
+        head
+    }
+
+    /// A head of now is on its way.
+    fn told(&mut self) {
+        self.owes_note = false;
+        for class in &mut self.classes {
+            class.unreported = 0;
+        }
+    }
+
+    /// Whether word of the other side is due, and its clocks while none is: an idle cable is not a silent one.
+    fn is_word_due(&mut self, now: Instant) -> bool {
+        let settled = self.is_settled();
+        if settled {
+            self.got_through = now;
+        }
+        let due = !settled || self.starved;
+        if !due {
+            (self.heard, self.asked) = (now, now);
+        }
+        due
+    }
+
+    /// Notes that are due, and the other side's silence.
+    fn say(&mut self, now: Instant) -> Result<(), CableError> {
+        let waits = self.is_word_due(now);
+        let silent = now.saturating_duration_since(self.heard);
+        if silent >= self.patience.silence {
+            return Err(CableError::Silent(silent));
+        }
+        let stuck = now.saturating_duration_since(self.got_through);
+        if stuck >= self.patience.silence {
+            return Err(CableError::Stuck(stuck));
+        }
+        let last = self.heard.max(self.asked);
+        let asks = waits && now.saturating_duration_since(last) >= self.patience.ask_after;
+        // Half of a window is reported at once, so that the sender does not stand still.
+        let tells = self.classes.iter().any(|class| class.unreported >= class.shape.depth);
+        if !(asks || tells || self.owes_note || self.owes_answer) {
+            return Ok(());
+        }
+        let Some(mut slot) = self.notes.pop() else { return Ok(()) };
+        let answers = std::mem::take(&mut self.owes_answer);
+        let head = Head { note: true, asks, answers, ..self.head() };
+        if !write(&mut slot, &head, &[]) {
+            return Err(CableError::Head("a slot without room for a head"));
+        }
+        self.classes[NOTED].post(slot)?;
+        self.stats.notes += 1;
+        self.told();
+        if asks {
+            self.asked = now;
+        }
+        Ok(())
+    }
+
+    /// Why it is broken, if it is.
+    pub fn check(&self) -> Result<(), CableError> {
+        self.broken.clone().map_or(Ok(()), Err)
+    }
+
+    /// What breaks it tears it down.
+    fn keep<T>(&mut self, outcome: Result<T, CableError>) -> Result<T, CableError> {
+        if let Err(error) = &outcome {
+            self.tear_down(error.clone());
+        }
+        outcome
+    }
+
+    /// Destroys the queue pairs and gives the memory back; all later calls answer `why`.
+    pub fn tear_down(&mut self, why: CableError) {
+        if self.broken.is_some() {
+            return;
+        }
+        self.broken = Some(why);
+        let mut slots: [Vec<Slot>; CLASSES] = Default::default();
+        for (slots, class) in slots.iter_mut().zip(&mut self.classes) {
+            *slots = class.end();
+        }
+        slots[NOTED].append(&mut self.notes);
+        for inbox in self.inboxes.values_mut() {
+            for arrival in inbox.arrived.drain(..) {
+                slots[arrival.class].push(arrival.slot);
+            }
+        }
+        for (index, slots) in slots.into_iter().enumerate() {
+            self.station.give_back(index, slots);
+        }
+        for inbox in self.inboxes.values() {
+            if let Some(wake) = &inbox.wake {
+                wake.wake();
+            }
+        }
+    }
+
+    /// What it has done.
+    pub fn stats(&self) -> CableStats {
+        self.stats
+    }
+
+    /// Whether all that was sent has been acknowledged.
+    pub fn is_settled(&self) -> bool {
+        !self.classes.iter().any(Class::waits)
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        self.tear_down(CableError::Torn);
+    }
+}
+
+/// The class that a frame of `total` bytes goes by.
+fn class_of(total: usize) -> usize {
+    let room = |class: usize| SHAPES[class].stride - HEAD_BYTES;
+    if total <= SMALL_AT_MOST * room(0) {
+        0
+    } else if total <= room(1) {
+        1
+    } else {
+        2
+    }
+}
+
+fn write(slot: &mut Slot, head: &Head, payload: &[u8]) -> bool {
+    let Some((front, rest)) = slot.bytes_mut().split_first_chunk_mut::<HEAD_BYTES>() else { return false };
+    head.encode(front);
+    rest.get_mut(..payload.len()).map(|room| room.copy_from_slice(payload)).is_some()
+}
+
+fn read(slot: &Slot) -> Option<Head> {
+    Head::decode(slot.bytes().first_chunk::<HEAD_BYTES>()?)
+}
