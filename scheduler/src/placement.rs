@@ -11,7 +11,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use self::cost::{LinkCosts, Predictor, Wire};
-use self::load::Group;
+use self::load::{Group, Loads};
 use self::pool::Pool;
 use self::search::{Search, Shape};
 use crate::{Epoch, InstanceId, KvType, NoPlacement, NodeId, Parallel, PlanRequest, Topology};
@@ -176,8 +176,12 @@ pub fn place(
         return Err(explain::no_placement(topology, others, &pool, request));
     };
     let mut stages = match request.parallel {
-        Parallel::Auto => choice::fastest(search, &predictor, context, shape),
-        _ => stages(&pool, &shape),
+        Parallel::Auto => choice::fastest(search, &predictor, context, &shape),
+        Parallel::Pipeline(_) => stages(&pool, &shape),
+        Parallel::Tensor { ranks, .. } => {
+            let loads = Loads::new(&request.footprint, context, request.slots);
+            choice::nearest(search, &predictor, &loads, &shape, ranks.into())
+        }
     };
     for stage in &mut stages {
         stage.wires = predictor.wires(&stage.ranks.iter().collect::<Vec<_>>());

@@ -4,6 +4,8 @@
 //! a pipeline between. Nodes are taken those with most memory first, and those that read fastest first; a group is the first that
 //! is left and whoever is nearest to it. So the work is bounded by the number of nodes times a constant, not by their subsets.
 
+use std::ops::RangeInclusive;
+
 use super::cost::Predictor;
 use super::load::Loads;
 use super::pool::Pool;
@@ -26,19 +28,51 @@ pub(super) fn fastest(
     search: Search<'_>,
     predictor: &Predictor<'_>,
     context: u32,
-    fewest: Shape,
+    fewest: &Shape,
 ) -> Vec<Stage> {
-    let pool = search.pool;
-    let Some(seconds) = predictor.seconds_of(pool, &fewest) else { return stages(pool, &fewest) };
     let loads = Loads::new(&search.request.footprint, context, search.request.slots);
-    let mut best = Best { predictor, seconds, stages: stages(pool, &fewest) };
-    let by_rate = pool.fastest_first();
-    let searches = [Some(search), by_rate.as_ref().map(|pool| search.among(pool))];
-    for search in searches.iter().flatten() {
-        single(search, &loads, &mut best);
-    }
-    for search in searches.iter().flatten() {
-        together(search, &loads, &mut best);
+    better(search, predictor, fewest, |searches, best| {
+        for search in searches {
+            single(search, &loads, best);
+        }
+        for search in searches {
+            together(search, &loads, best);
+        }
+    })
+}
+
+/// The same where stages of so many ranks are asked for, `found` of nodes in the order of their memory: groups of nodes that are near
+/// each other, where that is faster.
+pub(super) fn nearest(
+    search: Search<'_>,
+    predictor: &Predictor<'_>,
+    loads: &Loads<'_>,
+    found: &Shape,
+    ranks: usize,
+) -> Vec<Stage> {
+    let count = found.groups.len();
+    better(search, predictor, found, |searches, best| {
+        for search in searches {
+            for team in search.pool.teams().take(MAX_TEAMS) {
+                of_groups(search, loads, team, ranks, count..=count, best);
+            }
+        }
+    })
+}
+
+/// The stages of the fastest shape that `look` considers, of the candidates in the order of memory and of speed.
+fn better(
+    search: Search<'_>,
+    predictor: &Predictor<'_>,
+    found: &Shape,
+    look: impl FnOnce(&[Search<'_>], &mut Best<'_>),
+) -> Vec<Stage> {
+    let found_stages = stages(search.pool, found);
+    let Some(seconds) = predictor.seconds_of(search.pool, found) else { return found_stages };
+    let mut best = Best { predictor, seconds, stages: found_stages };
+    match search.pool.fastest_first() {
+        Some(pool) => look(&[search, search.among(&pool)], &mut best),
+        None => look(&[search], &mut best),
     }
     best.stages
 }
@@ -86,16 +120,28 @@ fn together(search: &Search<'_>, loads: &Loads<'_>, best: &mut Best<'_>) {
     for team in search.pool.teams().take(MAX_TEAMS) {
         for ranks in 1..=most_ranks.min(team.len()) {
             let most_groups = (MAX_TOGETHER.min(team.len()) / ranks).min(layers);
-            let groups = groups(search.pool, best.predictor, team, ranks, most_groups);
-            for count in 1..=groups.len() {
-                let members: Vec<usize> = groups.iter().take(count).flatten().copied().collect();
-                if members.len() < 2 {
-                    continue;
-                }
-                for shape in search.shapes(loads, &members, ranks) {
-                    best.consider(search.pool, &shape);
-                }
-            }
+            of_groups(search, loads, team, ranks, 1..=most_groups, best);
+        }
+    }
+}
+
+/// So many groups of nodes of a team.
+fn of_groups(
+    search: &Search<'_>,
+    loads: &Loads<'_>,
+    team: &[usize],
+    ranks: usize,
+    counts: RangeInclusive<usize>,
+    best: &mut Best<'_>,
+) {
+    let groups = groups(search.pool, best.predictor, team, ranks, *counts.end());
+    for count in counts.filter(|count| *count <= groups.len()) {
+        let members: Vec<usize> = groups.iter().take(count).flatten().copied().collect();
+        if members.len() < 2 {
+            continue;
+        }
+        for shape in search.shapes(loads, &members, ranks) {
+            best.consider(search.pool, &shape);
         }
     }
 }

@@ -6,7 +6,7 @@ use super::cost::{LinkCosts, Predictor};
 use super::load::Loads;
 use super::pool::Pool;
 use super::search::Search;
-use super::{Placed, Placement, Stage, explain, place, search, stages};
+use super::{Placed, Placement, Stage, choice, explain, place, search, stages};
 use crate::{Footprint, NoPlacement, NodeFit, Parallel, PlanRequest, Topology};
 
 /// Most alternatives that are listed.
@@ -111,9 +111,14 @@ fn alternatives(
     let loads = Loads::new(&request.footprint, placed.context, placed.slots);
     let search = Search::new(pool, request, predictor);
     let of = |parallel: Parallel, stages_wanted: usize| {
-        let shape = search.of_stages(&loads, stages_wanted, parallel.ranks().into())?;
-        let predicted_s = predictor.seconds_of(pool, &shape);
-        Some(Alternative { parallel, stages: stages(pool, &shape), predicted_s })
+        let ranks = usize::from(parallel.ranks());
+        let shape = search.of_stages(&loads, stages_wanted, ranks)?;
+        let stages = match parallel {
+            Parallel::Tensor { .. } => choice::nearest(search, predictor, &loads, &shape, ranks),
+            _ => stages(pool, &shape),
+        };
+        let predicted_s = predictor.seconds(&request.footprint, placed.context, &stages);
+        Some(Alternative { parallel, stages, predicted_s })
     };
     let any = PlanRequest { parallel: Parallel::Auto, ..request.clone() };
     let pipelines = search::stage_counts(pool, &any)

@@ -218,8 +218,14 @@ fn groups_are_inside_islands() {
     let islands = Islands { size: 2, within_s: 10e-6, between_s: 3e-3, one_machine: false };
     let offers = [4, 3, 4, 3].map(|gb| gb * GB);
     let nodes: Vec<_> = (0..4).map(|n| node(n, offers[n], 100)).collect();
-    let chosen = auto(nodes, &islands);
+    let chosen = auto(nodes.clone(), &islands);
     assert_eq!(chosen, [[0, 1], [2, 3]]);
+    // Where groups are asked for too; and where nothing is known of links, by memory.
+    let asked = request("tensor=2x2".parse().unwrap());
+    let placed =
+        |costs: &dyn LinkCosts| shape(&place(&topology(nodes.clone()), costs, &[], &asked).unwrap().stages);
+    assert_eq!(placed(&islands), [[0, 1], [2, 3]]);
+    assert_eq!(placed(&NoLinks), [[0, 2], [1, 3]]);
 }
 
 #[test]
