@@ -30,7 +30,7 @@ use crate::adapt::generate::SwarmGenerate;
 use crate::adapt::raft_network::RaftNetwork;
 use crate::adapt::raft_store::RaftStore;
 use crate::adapt::swarm_view::LiveView;
-use crate::channels::{Channels, data_addrs};
+use crate::channels::{Channels, data_addrs, relays, ways};
 use crate::data_dir::{AgentFile, DataDir};
 use crate::exit::{Exit, Failure, with_causes};
 use crate::identity::Identity;
@@ -124,12 +124,13 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     let http = listener.local_addr()?;
 
     let gate = MemberGate::default();
-    let (raft_service, channel_service, measure_service) =
-        (Late::default(), Late::default(), Late::default());
+    let (raft_service, channel_service) = (Late::default(), Late::default());
+    let (measure_service, pass_service) = (Late::default(), Late::default());
     let services: Vec<(Topic, Arc<dyn Service>)> = vec![
         (Topic::Raft, Arc::new(raft_service.clone())),
         (Topic::Channel, Arc::new(channel_service.clone())),
         (Topic::Measure, Arc::new(measure_service.clone())),
+        (Topic::Pass, Arc::new(pass_service.clone())),
     ];
     let swarm = start_swarm(options, identity, Arc::new(gate.clone()), services).await?;
     let events = swarm.events();
@@ -162,6 +163,7 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     let files = ModelFiles::new(ModelStore::open(&options.model_dir), options.stop.clone());
     let channels = Channels::new(swarm.clone(), endpoint.clone());
     channel_service.start(Arc::new(channels.clone()));
+    pass_service.start(Arc::new(relays::Passes::new(swarm.clone(), endpoint.clone())));
     let worker = {
         let files = Arc::new(files.clone());
         Worker::new(me.clone(), options.threads, options.device, channels.clone(), files)
@@ -169,6 +171,7 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     let directory = Directory::new(me.clone(), consensus.view(), swarm.table(), worker.clone());
     let view =
         LiveView::new(options.swarm.clone(), me.clone(), directory.clone(), consensus.clone(), files.clone());
+    let reported = channels.clone();
     let generate = SwarmGenerate::new(directory.clone(), channels, worker.clone(), options.stop.clone());
     let router = shoal_web::router(
         Arc::new(generate),
@@ -184,6 +187,7 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     tasks.spawn(lead::lead(consensus.clone(), directory.clone()));
     tasks.spawn(carry_out(consensus.clone(), worker.clone()));
     tasks.spawn(greet(directory, swarm.clone()));
+    tasks.spawn(ways::follow(endpoint.clone(), swarm.table()));
     tasks.spawn(share_cores(endpoint.clone(), swarm.table(), options.threads));
     let body = facts::body(&swarm, options, http, data_addrs(endpoint.local_addr(), &swarm))?;
     // Before anybody can ask: without a record nothing can be placed here, and the next one waits for models to be hashed.
@@ -196,7 +200,8 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     let (links, measuring) = (Links::default(), Measuring::new(swarm.clone(), endpoint.clone()));
     measure_service.start(Arc::new(measuring.clone()));
     tasks.spawn(links.clone().watch(swarm.clone(), measuring));
-    tasks.spawn(report::report(swarm.clone(), body, worker.clone(), files, links, endpoint.local_addr()));
+    let shown = report::Shown { links, channels: reported, data: endpoint.local_addr() };
+    tasks.spawn(report::report(swarm.clone(), body, worker.clone(), files, shown));
     let front = tokio::spawn(shoal_web::serve(listener, router, http_stopping));
 
     data.announce(&AgentFile {

@@ -7,12 +7,14 @@
 //! Offer::dial ============ data plane ========> the channel is handed to whoever expects it
 //! ```
 //!
+//! Where no address leads there the channel goes over members between (`ways`, `relays`).
+//!
 //! This is where an epoch is checked, once for each channel: a rank of an older placement is refused here, so no
 //! election or merge ever looks at a running answer.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -23,8 +25,14 @@ use shoal_transport::{Channel, Endpoint, Opening, Purpose};
 
 use crate::engine::pipe::STEP_FRAME_BYTES;
 use crate::engine::session::SESSION_FRAME_BYTES;
+use crate::swarm::record::{MAX_ROUTES, RouteReport};
 use crate::swarm::{Service, Swarm, Topic};
 use crate::wire;
+
+pub mod relays;
+pub mod ways;
+
+use ways::WaysTo;
 
 /// How long one offer may take to be answered.
 const OFFER_DEADLINE: Duration = Duration::from_secs(5);
@@ -106,11 +114,17 @@ struct Expected {
     deliver: std::sync::mpsc::SyncSender<Channel>,
 }
 
+/// The instance that a channel belongs to, and the node at its other end.
+type Opened = HashMap<[u8; 16], (InstanceId, NodeId)>;
+
 /// Opens and accepts channels for one node.
 #[derive(Clone)]
 pub struct Channels {
     swarm: Swarm,
     endpoint: Endpoint,
+    tokio: tokio::runtime::Handle,
+    /// What the channels are for that were opened here, by their id.
+    opened: Arc<Mutex<Opened>>,
     expected: Arc<Mutex<HashMap<(InstanceId, Use), Expected>>>,
 }
 
@@ -131,9 +145,10 @@ impl Drop for Expecting {
 }
 
 impl Channels {
-    /// Over the mailbox of `swarm` and the data plane of `endpoint`.
+    /// Over the mailbox of `swarm` and the data plane of `endpoint`. Called within tokio, which carries its letters.
     pub fn new(swarm: Swarm, endpoint: Endpoint) -> Self {
-        Channels { swarm, endpoint, expected: Arc::default() }
+        let tokio = tokio::runtime::Handle::current();
+        Channels { swarm, endpoint, tokio, opened: Arc::default(), expected: Arc::default() }
     }
 
     /// Accepts channels to `target` until the guard is dropped; a newer epoch of the instance takes its place.
@@ -171,19 +186,42 @@ impl Channels {
         let opening = opening(target, random_id().map_err(|error| broken(&error))?);
         let pending = self.endpoint.offer(opening).map_err(|error| broken(&error))?;
         let offer = Offer { target: target.clone(), channel: opening.channel, key: pending.public() };
-        let body = self.signed(&offer).map_err(|error| broken(&error))?;
+        let body = signed(&self.swarm, SIGNED, &offer).map_err(|error| broken(&error))?;
         let answer = self
             .swarm
             .call(node, Topic::Channel, body, OFFER_DEADLINE)
             .await
             .map_err(|error| broken(&error))?;
-        match verified::<Answer>(node, &answer).map_err(unanswered)? {
+        match verified::<Answer>(node, SIGNED, &answer).map_err(unanswered)? {
             Answer::Accepted { key, offered, addrs } if offered == pending.public() => {
-                pending.dial(key, addrs).map_err(|error| broken(&error))
+                let ways = WaysTo::new(self.swarm.clone(), self.tokio.clone(), node.clone(), addrs);
+                let channel = pending.dial_by(key, Arc::new(ways)).map_err(|error| broken(&error))?;
+                let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+                opened.insert(opening.channel, (target.instance.clone(), node.clone()));
+                Ok(channel)
             }
             Answer::Accepted { .. } => Err(unanswered("it answered another offer".into())),
             Answer::Refused { text, epoch } => Err(OpenError::Refused { node: node.clone(), text, epoch }),
         }
+    }
+
+    /// The channels that this node opened and that go over others now.
+    pub fn routes(&self) -> Vec<RouteReport> {
+        // A channel is dialled before it is noted, so what is noted and not among those dialled is over.
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let dialled = self.endpoint.dialled();
+        let open: HashMap<[u8; 16], _> = dialled.into_iter().map(|one| (one.channel, one.route)).collect();
+        opened.retain(|channel, _| open.contains_key(channel));
+        let over = |(channel, (instance, to)): (&[u8; 16], &(InstanceId, NodeId))| {
+            let between = open.get(channel)?.between().iter().cloned().map(NodeId::try_from);
+            let over = between.collect::<Result<Vec<_>, _>>().ok().filter(|over| !over.is_empty())?;
+            Some(RouteReport { instance: instance.clone(), to: to.clone(), over })
+        };
+        let mut routes: Vec<RouteReport> = opened.iter().filter_map(over).collect();
+        routes.sort_unstable();
+        routes.dedup();
+        routes.truncate(MAX_ROUTES);
+        routes
     }
 
     fn accept(&self, from: &NodeId, offer: &Offer) -> Answer {
@@ -230,12 +268,6 @@ impl Channels {
         }
     }
 
-    fn signed<T: Serialize>(&self, value: &T) -> Result<Vec<u8>, wire::WireError> {
-        let body = wire::encode(value)?;
-        let signature = self.swarm.sign(&[SIGNED, &body].concat());
-        wire::encode(&Signed { body, signature })
-    }
-
     fn lock(&self) -> MutexGuard<'_, HashMap<(InstanceId, Use), Expected>> {
         self.expected.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -253,14 +285,26 @@ pub fn data_addrs(local: SocketAddr, swarm: &Swarm) -> Vec<SocketAddr> {
 #[async_trait]
 impl Service for Channels {
     async fn answer(&self, from: NodeId, body: Vec<u8>) -> Result<Vec<u8>, String> {
-        let offer: Offer = verified(&from, &body)?;
-        self.signed(&self.accept(&from, &offer)).map_err(|error| error.to_string())
+        let offer: Offer = verified(&from, SIGNED, &body)?;
+        signed(&self.swarm, SIGNED, &self.accept(&from, &offer)).map_err(|error| error.to_string())
     }
 }
 
-fn verified<T: serde::de::DeserializeOwned>(from: &NodeId, bytes: &[u8]) -> Result<T, String> {
+/// `value`, signed by this node for one purpose.
+fn signed<T: Serialize>(swarm: &Swarm, purpose: &[u8], value: &T) -> Result<Vec<u8>, wire::WireError> {
+    let body = wire::encode(value)?;
+    let signature = swarm.sign(&[purpose, &body].concat());
+    wire::encode(&Signed { body, signature })
+}
+
+/// What `from` signed for this purpose.
+fn verified<T: serde::de::DeserializeOwned>(
+    from: &NodeId,
+    purpose: &[u8],
+    bytes: &[u8],
+) -> Result<T, String> {
     let signed: Signed = wire::decode(bytes).map_err(|error| error.to_string())?;
-    if !Swarm::verify(from, &[SIGNED, &signed.body].concat(), &signed.signature) {
+    if !Swarm::verify(from, &[purpose, &signed.body].concat(), &signed.signature) {
         return Err(format!("the signature is not that of node {from}"));
     }
     wire::decode(&signed.body).map_err(|error| error.to_string())

@@ -66,7 +66,7 @@ pub struct NodeOffer {
     pub offered_bytes: u64,
     /// All the memory it has, in bytes, where that is known: no offer beyond it is suggested.
     pub memory_bytes: Option<u64>,
-    /// Who it can open a data channel to by an address of its own network.
+    /// Who it can open a data channel to.
     pub reach: Reach,
     /// How fast it computes, once measured.
     pub speed: Option<Speed>,
@@ -83,7 +83,7 @@ pub struct Speed {
     pub sync_ns: u64,
 }
 
-/// The nodes that a node has a direct address for.
+/// The nodes that a node can open a data channel to, by an address or over others.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reach {
     /// Everyone: the usual case, one LAN or one machine.
@@ -104,7 +104,7 @@ impl Reach {
 }
 
 impl NodeOffer {
-    /// Whether both nodes have an address for the other, or are the same node.
+    /// Whether both nodes can open a channel to the other, or are the same node.
     pub fn joins(&self, other: &Self) -> bool {
         self.id == other.id || (self.reach.includes(&other.id) && other.reach.includes(&self.id))
     }

@@ -15,6 +15,7 @@ pub use closer::{Closer, Waker};
 
 use crate::endpoint::{Hub, REASON_DROPPED, REASON_TOO_LONG};
 use crate::error::ChannelError;
+use crate::route::Route;
 use crate::shared::Shared;
 use crate::state::{ChannelStats, State, TakeIn};
 use crate::wait::{self, Patience, Step, Wait};
@@ -263,6 +264,11 @@ impl Channel {
     /// Figures of now.
     pub fn stats(&self) -> ChannelStats {
         self.shared.lock().stats()
+    }
+
+    /// The way of the present or last connection, on the side that dials.
+    pub fn route(&self) -> Route {
+        self.shared.lock().route().clone()
     }
 
     /// Breaks the present connection, as a fault would. The channel heals.

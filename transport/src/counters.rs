@@ -64,6 +64,12 @@ counters! {
     seal_errors,
     /// Carriers lost to frames that break the rules.
     frame_errors,
+    /// Flows carried between others.
+    flows,
+    /// Flows that were not: no connection on to the next node, or too many.
+    flows_refused,
+    /// Flows that ended, were cut, or gave way.
+    flows_over,
     /// Times the thread at the door woke up.
     door_turns,
 }

@@ -2,6 +2,8 @@
 
 mod dial;
 mod door;
+mod forwarder;
+mod passes;
 #[cfg(test)]
 mod tests;
 
@@ -14,14 +16,19 @@ use std::time::{Duration, Instant};
 
 use crate::channel::Channel;
 use crate::counters::{Counters, Counts};
-use crate::error::{BindError, ChannelError, OpenError};
+use crate::error::{BindError, ChannelError, GrantError, OpenError};
 use crate::fault::Faults;
 use crate::hello::Purpose;
 use crate::keys::{ChannelKeys, Half, PUBLIC_BYTES};
+use crate::route::{Route, Ways};
 use crate::shared::Shared;
 use crate::state::{Deadlines, Role, State};
 use crate::wait::Bell;
 use crate::window::{MAX_FRAME_BYTES, MIN_FRAME_BYTES};
+
+use self::forwarder::Forwarder;
+pub use self::forwarder::MAX_FLOWS;
+use self::passes::Passes;
 
 /// A channel whose other side never connects is given up after this time.
 pub const OPEN_DEADLINE: Duration = Duration::from_secs(10);
@@ -43,6 +50,9 @@ const MAX_CHANNELS: usize = 1024;
 const MAX_REMEMBERED: usize = 1024;
 /// Closed channels whose last frames may still be on their way out.
 const MAX_LINGERING: usize = 64;
+/// A channel is not moved to a better way sooner than this after its last connection: a way that comes and goes would have it
+/// dial all the time. It leaves a way that is no more at once.
+const MOVE_PAUSE: Duration = Duration::from_secs(2);
 /// How long a closed channel may take to send its last frames.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -96,6 +106,18 @@ pub struct Endpoint {
 struct Owner {
     hub: Arc<Hub>,
     door: Mutex<Option<JoinHandle<()>>>,
+    forwarder: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A channel that this endpoint dialled, as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dialled {
+    /// Its id.
+    pub channel: [u8; 16],
+    /// The way of its present or last connection.
+    pub route: Route,
+    /// Whether a connection is there and has proven itself.
+    pub live: bool,
 }
 
 /// What the channels of an endpoint and its threads share.
@@ -104,6 +126,8 @@ pub(crate) struct Hub {
     pub(crate) counts: Arc<Counts>,
     address: SocketAddr,
     registry: Mutex<Registry>,
+    passes: Mutex<Passes>,
+    forwarder: Forwarder,
     /// Wakes the thread at the door.
     bell: Bell,
     /// The door looks after unattended channels every 20 ms while this is set.
@@ -144,6 +168,10 @@ impl Hub {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn passes(&self) -> MutexGuard<'_, Passes> {
+        self.passes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn may_spin(&self) -> bool {
         self.may_spin.load(Ordering::Relaxed)
     }
@@ -164,9 +192,27 @@ impl Hub {
     pub(crate) fn dial_if_needed(self: &Arc<Self>, channel: &Arc<Shared>, state: &mut State) {
         if let Some(barren) = state.wants_dial() {
             state.dialing = true;
-            if let Err(error) = dial::spawn(self, channel, barren) {
+            if let Err(error) = dial::spawn(self, channel, dial::Errand::Connect { barren }) {
                 state.dialing = false;
                 state.note_failure(format!("no thread to dial: {error}"));
+            }
+        }
+    }
+
+    /// Sends a thread to move this channel, if a better way than its own is there, or its own is no more.
+    fn move_if_better(self: &Arc<Self>, channel: &Arc<Shared>) {
+        let Some(since) = channel.lock().may_move() else { return };
+        let Some(ways) = channel.ways.as_ref().map(|ways| ways.ways()) else { return };
+        let mut state = channel.lock();
+        let place = ways.iter().position(|way| way == state.route());
+        if ways.is_empty() || place == Some(0) || (place.is_some() && since.elapsed() < MOVE_PAUSE) {
+            return;
+        }
+        if state.may_move().is_some() {
+            state.dialing = true;
+            if let Err(error) = dial::spawn(self, channel, dial::Errand::Move) {
+                state.dialing = false;
+                tracing::warn!(%error, "no thread to move a channel");
             }
         }
     }
@@ -234,14 +280,14 @@ impl Hub {
         opening: Opening,
         keys: ChannelKeys,
         role: Role,
-        addresses: Vec<SocketAddr>,
+        ways: Option<Arc<dyn Ways>>,
     ) -> Result<Channel, OpenError> {
         let number = keys.number().map_err(|error| OpenError::Keys(error.to_string()))?;
         let deadlines = Deadlines { open: self.options.open_deadline, heal: self.options.heal_deadline };
         let state =
             State::new(number, role, opening.frame_bytes, deadlines, self.counts.clone(), Instant::now());
         let channel =
-            Arc::new(Shared::new(opening, keys, role, addresses, state).map_err(OpenError::Descriptors)?);
+            Arc::new(Shared::new(opening, keys, role, ways, state).map_err(OpenError::Descriptors)?);
         self.add(channel.clone())?;
         self.dial_if_needed(&channel, &mut channel.lock());
         self.arm();
@@ -273,6 +319,8 @@ impl Endpoint {
             counts: Arc::default(),
             address: listener.local_addr().map_err(failed)?,
             registry: Mutex::default(),
+            passes: Mutex::default(),
+            forwarder: Forwarder::new().map_err(BindError::Thread)?,
             bell: Bell::new().map_err(BindError::Thread)?,
             armed: AtomicBool::new(false),
             may_spin: AtomicBool::new(true),
@@ -280,7 +328,10 @@ impl Endpoint {
             deserted: AtomicBool::new(false),
         });
         let door = door::spawn(listener, hub.clone()).map_err(BindError::Thread)?;
-        Ok(Endpoint { owner: Arc::new(Owner { hub, door: Mutex::new(Some(door)) }) })
+        let owner = Owner { hub, door: Mutex::new(Some(door)), forwarder: Mutex::new(None) };
+        let forwarder = forwarder::spawn(owner.hub.clone()).map_err(BindError::Thread)?;
+        *owner.forwarder.lock().unwrap_or_else(PoisonError::into_inner) = Some(forwarder);
+        Ok(Endpoint { owner: Arc::new(owner) })
     }
 
     /// The address that is listened on.
@@ -317,7 +368,44 @@ impl Endpoint {
         let half = Half::new().map_err(keys)?;
         let public = half.public();
         let keys = half.acceptor(&opening.channel, offer).map_err(keys)?;
-        Ok((public, self.owner.hub.open(opening, keys, Role::Acceptor, Vec::new())?))
+        Ok((public, self.owner.hub.open(opening, keys, Role::Acceptor, None)?))
+    }
+
+    /// Grants a pass to who asked with the public key `request`: one connection by which this node, the `place`-th between
+    /// counted from 1, carries bytes on to the data door at one of `next`. The answer goes back as it came, signed.
+    pub fn grant(
+        &self,
+        id: [u8; 16],
+        request: [u8; PUBLIC_BYTES],
+        place: usize,
+        next: Vec<SocketAddr>,
+    ) -> Result<[u8; PUBLIC_BYTES], GrantError> {
+        self.owner.hub.passes().grant(id, request, place, next, Instant::now())
+    }
+
+    /// Who is reached how may have changed: channels whose way is no more, or no longer the best, move to the best one. Cheap
+    /// where nothing is to be done.
+    pub fn ways_changed(&self) {
+        let hub = &self.owner.hub;
+        let channels: Vec<_> = hub.registry().channels.values().cloned().collect();
+        for channel in channels {
+            hub.move_if_better(&channel);
+        }
+    }
+
+    /// The channels that this endpoint dialled and that are not over.
+    pub fn dialled(&self) -> Vec<Dialled> {
+        let channels: Vec<_> = self.owner.hub.registry().channels.values().cloned().collect();
+        let dialled = channels.iter().filter(|channel| channel.role == Role::Dialer);
+        let seen = dialled.map(|channel| {
+            let state = channel.lock();
+            Dialled {
+                channel: channel.opening.channel,
+                route: state.route().clone(),
+                live: state.stats().live,
+            }
+        });
+        seen.collect()
     }
 
     /// Closes all channels with [`REASON_SHUT_DOWN`], lets their last frames out, and stops listening. Blocks until that
@@ -340,9 +428,12 @@ impl Owner {
         }
         hub.deserted.store(true, Ordering::Release);
         hub.disturb();
-        let door = self.door.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if door.is_some_and(|door| door.join().is_err()) {
-            tracing::error!("the thread at the data door had panicked");
+        hub.forwarder.stop();
+        for thread in [&self.door, &self.forwarder] {
+            let thread = thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if thread.is_some_and(|thread| thread.join().is_err()) {
+                tracing::error!("a thread of the data plane had panicked");
+            }
         }
     }
 }
@@ -372,10 +463,15 @@ impl Offer {
         if addresses.is_empty() {
             return Err(OpenError::NoAddress);
         }
+        self.dial_by(answer, Arc::new(addresses))
+    }
+
+    /// The same, by whichever way there is at the time.
+    pub fn dial_by(self, answer: [u8; PUBLIC_BYTES], ways: Arc<dyn Ways>) -> Result<Channel, OpenError> {
         let keys = self
             .half
             .dialer(&self.opening.channel, answer)
             .map_err(|error| OpenError::Keys(error.to_string()))?;
-        self.hub.open(self.opening, keys, Role::Dialer, addresses)
+        self.hub.open(self.opening, keys, Role::Dialer, Some(ways))
     }
 }

@@ -59,6 +59,26 @@ pub enum OpenError {
     Descriptors(#[source] io::Error),
 }
 
+/// Why a node does not grant a pass.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GrantError {
+    /// The way is too long.
+    #[error("hop limit: at most {limit} nodes may be between the ends of a channel")]
+    HopLimit {
+        /// The bound.
+        limit: usize,
+    },
+    /// It has no address of the next node.
+    #[error("no link to the next node")]
+    NoLink,
+    /// The id was used before.
+    #[error("a pass of this id was granted before")]
+    Repeated,
+    /// The other side's public key is unusable, or the system has no random bytes.
+    #[error("no keys for the pass: {0}")]
+    Keys(String),
+}
+
 /// Why a channel is over, or a call on it was wrong. All but [`ChannelError::Misuse`] are for good: each later call on
 /// the channel answers the same.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -19,6 +19,9 @@
 //! | 72..80 | first byte lacking | | |
 //! | 80..112 | MAC over bytes 0..80 | | |
 //!
+//! A node between is greeted the same way, by the id and keys of a pass, with purpose 3 and the other fields 0; what follows
+//! its answer is for the next node.
+//!
 //! An answer about an unknown channel or an unknown version has no key to be authenticated with: its MAC is zero and
 //! the dialer takes it for a failed attempt, not for a decision.
 
@@ -47,7 +50,7 @@ pub enum Purpose {
     Step,
     /// A request and its tokens, between the node that took it and the head.
     Session,
-    /// Frames relayed for others.
+    /// A connection that a node between carries on.
     Transit,
     /// Files and other large things that can wait.
     Bulk,
@@ -84,6 +87,10 @@ pub enum Refusal {
         /// What it gave as the reason.
         reason: u16,
     },
+    /// A node between has no connection on to the next one.
+    NoLink,
+    /// A node between carries as much for others as it will.
+    TooManyFlows,
 }
 
 impl fmt::Display for Refusal {
@@ -98,6 +105,8 @@ impl fmt::Display for Refusal {
             }
             Refusal::PlainRefused => f.write_str("plain frames are accepted on direct connections only"),
             Refusal::Closed { reason } => write!(f, "it has closed the channel (reason {reason})"),
+            Refusal::NoLink => f.write_str("no link: it cannot connect on to the next node"),
+            Refusal::TooManyFlows => f.write_str("too many: it carries as much for others as it will"),
         }
     }
 }
@@ -112,6 +121,8 @@ impl Refusal {
             Refusal::StaleIncarnation => (5, 0),
             Refusal::PlainRefused => (6, 0),
             Refusal::Closed { reason } => (7, reason),
+            Refusal::NoLink => (8, 0),
+            Refusal::TooManyFlows => (9, 0),
         }
     }
 
@@ -124,6 +135,8 @@ impl Refusal {
             5 => Refusal::StaleIncarnation,
             6 => Refusal::PlainRefused,
             7 => Refusal::Closed { reason },
+            8 => Refusal::NoLink,
+            9 => Refusal::TooManyFlows,
             _ => return None,
         })
     }
@@ -174,6 +187,26 @@ impl Hello {
             incarnation,
             lacking,
         }
+    }
+
+    /// What is said to a node between: to be led on by this pass. It carries what follows as it is, so there is nothing
+    /// else to agree on.
+    pub(crate) fn of_pass(id: [u8; 16], incarnation: u32) -> Hello {
+        Hello {
+            channel: id,
+            context: [0; 32],
+            purpose: Purpose::Transit.code(),
+            frame_bytes: 0,
+            sealed: false,
+            aes: false,
+            incarnation,
+            lacking: 0,
+        }
+    }
+
+    /// Whether this is what the connection is for.
+    pub(crate) fn is_for(&self, purpose: Purpose) -> bool {
+        self.purpose == purpose.code()
     }
 
     /// The hello as it travels, with its MAC.

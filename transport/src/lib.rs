@@ -50,14 +50,21 @@
 //!
 //! # Carriers
 //!
-//! What moves the frames is a carrier; here a TCP connection, later also a queue pair or a route. It lives for one
+//! What moves the frames is a carrier; here a TCP connection, to the other side itself or over nodes between ([`Ways`]),
+//! later also a queue pair. It lives for one
 //! *incarnation*; the channel outlives it. When it breaks, the side that dialled first dials again with a higher
 //! incarnation, each says the first byte it lacks, the rest is sent again, and what came twice is dropped by its place in
 //! the stream. A newer incarnation always wins over an older one that one side still believes in. If none comes within
 //! [`HEAL_DEADLINE`] the channel is lost, and its user is told so.
 //!
+//! Nodes that have no address for each other are joined by others: the side that dials knows a way ([`Route`]), has a
+//! [`Pass`] of each node on it, and is led on from one to the next. On each a forwarder's thread carries the bytes on; they are
+//! sealed by the ends, whose frames and acknowledgements pass unchanged. To this crate a node between that fails is a
+//! connection that broke. When a better way is there ([`Endpoint::ways_changed`]) the channel moves to it in the same manner,
+//! without a pause in between: the old connection carries until the new one has been answered.
+//!
 //! On loopback, frames are plain with a CRC32C; elsewhere they are sealed, with one key per channel, direction and
-//! incarnation. The opening is authenticated in both cases. A wrong checksum or tag breaks the carrier, not the channel.
+//! incarnation; always so over others. The opening is authenticated in both cases. A wrong checksum or tag breaks the carrier, not the channel.
 //!
 //! # Invariants
 //!
@@ -79,6 +86,7 @@ mod frame;
 mod hello;
 mod keys;
 pub mod rdma;
+mod route;
 mod shared;
 mod state;
 mod wait;
@@ -87,13 +95,14 @@ mod window;
 pub use channel::{Channel, Closer, Frame, Waker, wait_any};
 pub use counters::Counters;
 pub use endpoint::{
-    Endpoint, HEAL_DEADLINE, OPEN_DEADLINE, Offer, Opening, Options, REASON_DROPPED, REASON_LOST,
-    REASON_SHUT_DOWN, REASON_TOO_LONG,
+    Dialled, Endpoint, HEAL_DEADLINE, MAX_FLOWS, OPEN_DEADLINE, Offer, Opening, Options, REASON_DROPPED,
+    REASON_LOST, REASON_SHUT_DOWN, REASON_TOO_LONG,
 };
-pub use error::{BindError, ChannelError, OpenError};
+pub use error::{BindError, ChannelError, GrantError, OpenError};
 pub use fault::{Fault, Faults};
 pub use hello::{Purpose, Refusal};
 pub use keys::Protection;
+pub use route::{MAX_RELAYS, Pass, PassRequest, Passage, Route, Ways};
 pub use state::ChannelStats;
 pub use wait::Wait;
 pub use window::{MAX_FRAME_BYTES, MIN_FRAME_BYTES, WINDOW_FRAMES, ring_bytes};

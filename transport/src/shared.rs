@@ -1,14 +1,14 @@
 //! What the threads around one channel share: the one that uses it, the door, a dialler, closers and wakers.
 
 use std::io;
-use std::net::SocketAddr;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::Opening;
 use crate::carrier::tcp::TcpCarrier;
 use crate::fault::Fault;
 use crate::keys::{ChannelKeys, Direction, KeyError, Protection};
+use crate::route::Ways;
 use crate::state::{Role, State};
 use crate::wait::Bell;
 
@@ -17,8 +17,8 @@ pub(crate) struct Shared {
     pub(crate) opening: Opening,
     pub(crate) keys: ChannelKeys,
     pub(crate) role: Role,
-    /// Where to dial, for the dialling side.
-    pub(crate) addresses: Vec<SocketAddr>,
+    /// Where to dial; none on the side that is dialled.
+    pub(crate) ways: Option<Arc<dyn Ways>>,
     state: Mutex<State>,
     /// Wakes the thread that waits for this channel.
     pub(crate) bell: Bell,
@@ -31,14 +31,14 @@ impl Shared {
         opening: Opening,
         keys: ChannelKeys,
         role: Role,
-        addresses: Vec<SocketAddr>,
+        ways: Option<Arc<dyn Ways>>,
         state: State,
     ) -> io::Result<Shared> {
         Ok(Shared {
             opening,
             keys,
             role,
-            addresses,
+            ways,
             state: Mutex::new(state),
             bell: Bell::new()?,
             changed: Condvar::new(),

@@ -11,6 +11,7 @@ use crate::counters::Counts;
 use crate::error::ChannelError;
 use crate::frame::{Header, Kind};
 use crate::keys::Protection;
+use crate::route::Route;
 use crate::window::{Incoming, Landed, ReceiveWindow, SendWindow, Slot, WINDOW_FRAMES};
 
 /// Released frames after which an acknowledgement is sent without waiting for a frame to carry it: the writer always
@@ -101,6 +102,9 @@ pub(crate) struct State {
     last_loss: String,
     /// Whether a thread is dialling.
     pub(crate) dialing: bool,
+    /// The way of the present or last carrier, and since when; meaningful on the side that dials.
+    route: Route,
+    installed: Instant,
     /// A direct connection's other end does not take plain frames.
     pub(crate) always_sealed: bool,
     send: SendWindow,
@@ -143,6 +147,8 @@ impl State {
                 Role::Acceptor => "the other side has not dialled".to_owned(),
             },
             dialing: false,
+            route: Route::direct(),
+            installed: now,
             always_sealed: false,
             send: SendWindow::new(frame_bytes),
             receive: ReceiveWindow::new(frame_bytes),
@@ -445,6 +451,27 @@ impl State {
         (self.role == Role::Dialer && lacks && !self.dialing).then_some(self.barren)
     }
 
+    /// The way of the present or last carrier.
+    pub(crate) fn route(&self) -> &Route {
+        &self.route
+    }
+
+    /// Notes the way of a carrier that is about to be installed.
+    pub(crate) fn set_route(&mut self, route: Route) {
+        self.route = route;
+    }
+
+    /// Since when the present carrier is there, if a thread may be sent to look for a better one.
+    pub(crate) fn may_move(&self) -> Option<Instant> {
+        let settled = matches!(self.phase, Phase::Live) && self.carrier.is_some();
+        (self.role == Role::Dialer && settled && !self.dialing).then_some(self.installed)
+    }
+
+    /// The first byte that the other side has not acknowledged.
+    pub(crate) fn acknowledged(&self) -> u64 {
+        self.send.acknowledged()
+    }
+
     /// Takes a new carrier; the other side lacks the byte `lacking` and those after it.
     pub(crate) fn install(
         &mut self,
@@ -455,6 +482,7 @@ impl State {
     ) {
         self.drop_carrier("replaced by a newer connection".to_owned(), now);
         self.incarnation = incarnation;
+        self.installed = now;
         self.counts.carriers.add();
         if let Err(error) = self.send.rewind(lacking) {
             self.finish(ChannelError::Protocol { what: error.to_string() });

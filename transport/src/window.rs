@@ -226,6 +226,11 @@ impl SendWindow {
         Ok(())
     }
 
+    /// The first byte that is not acknowledged.
+    pub(crate) fn acknowledged(&self) -> u64 {
+        self.acked
+    }
+
     /// Gives the memory back; what was not sent is lost.
     pub(crate) fn abandon(&mut self) {
         *self = SendWindow { free: Vec::new(), under_way: VecDeque::new(), sent: 0, kept: None, ..*self };

@@ -25,7 +25,9 @@ pub use command::{
     Health, OpenRequest, OpenWindow, PlanRequest, PullRequest, PullStarted, ServeRequest, Served, Stopping,
 };
 pub use error::{ApiError, ErrorBody, ErrorDocument, ErrorKind};
-pub use instance::{Instance, InstanceState, KvType, KvUse, LayerRange, Rank, RankState, Reason, Stage};
+pub use instance::{
+    Instance, InstanceState, KvType, KvUse, LayerRange, Rank, RankState, Reason, Route, Stage,
+};
 pub use link::{Link, LinkKind, LinkState, Percentiles};
 pub use models::{ModelEntry, ModelState, Models};
 pub use node::{Device, DeviceKind, Interface, Memory, Node, NodeRole, NodeState, RdmaDevice, Refused};

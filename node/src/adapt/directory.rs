@@ -39,6 +39,8 @@ pub struct InstanceNow {
     pub ranks: Vec<Vec<RankNow>>,
     /// What its head says of the work.
     pub head: Option<HeadNow>,
+    /// Its channels that go over others, each with the node that opened it.
+    pub routes: Vec<(NodeId, record::RouteReport)>,
 }
 
 /// The work of one instance now.
@@ -167,7 +169,8 @@ impl Directory {
             .collect();
         let (state, reason) = condition(desired, placement.as_deref(), why_not.as_ref(), &ranks);
         let head = placement.as_ref().and_then(|placement| self.head(placement, table));
-        InstanceNow { desired: desired.clone(), placement, why_not, state, reason, ranks, head }
+        let routes = routes(&desired.id, table);
+        InstanceNow { desired: desired.clone(), placement, why_not, state, reason, ranks, head, routes }
     }
 
     fn rank(&self, node: &NodeId, placement: &Placement, table: &Table) -> RankNow {
@@ -243,6 +246,16 @@ impl Directory {
         let mut running = self.worker.running().into_iter();
         running.find(|running| running.placement.instance == *instance && running.placement.epoch == epoch)
     }
+}
+
+/// The channels of an instance that go over others, as the nodes that opened them say.
+fn routes(instance: &InstanceId, table: &Table) -> Vec<(NodeId, record::RouteReport)> {
+    let there = table.nodes.iter().filter(|(_, entry)| entry.state != NodeState::Gone);
+    let said = there.flat_map(|(id, entry)| {
+        let routes = entry.record.iter().flat_map(|record| &record.body.routes);
+        routes.filter(|route| route.instance == *instance).map(|route| (id.clone(), route.clone()))
+    });
+    said.collect()
 }
 
 /// How far an instance is, and why it is no further.

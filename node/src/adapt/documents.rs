@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::directory::InstanceNow;
 use crate::swarm::interfaces::Kind;
-use crate::swarm::record::{DeviceKind, Download, LinkReport, LinkState, RecordBody};
+use crate::swarm::record::{DeviceKind, Download, LinkReport, LinkState, RecordBody, RouteReport};
 use crate::swarm::{Entry, NodeState, RefusedPeer, Table};
 
 /// The members, ordered by name and id.
@@ -249,6 +249,14 @@ fn tokens_per_s(nanoseconds: u64) -> Option<f64> {
     (nanoseconds > 0).then(|| 1e9 / nanoseconds as f64)
 }
 
+fn route((from, report): &(NodeId, RouteReport)) -> api::Route {
+    api::Route {
+        from: from.to_string(),
+        to: report.to.to_string(),
+        over: report.over.iter().map(ToString::to_string).collect(),
+    }
+}
+
 /// An instance.
 pub fn instance(now: &InstanceNow) -> api::Instance {
     let placement = now.placement.as_deref();
@@ -301,6 +309,7 @@ pub fn instance(now: &InstanceNow) -> api::Instance {
         seen_tokens_per_s: now.head.and_then(|head| tokens_per_s(head.token_ns)),
         head: placement.and_then(|placement| placement.head()).map(ToString::to_string),
         stages,
+        routes: now.routes.iter().map(route).collect(),
         created: Some(Timestamp::from_unix_ms(now.desired.created_unix_ms)),
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::adapt::files::ModelFiles;
-use crate::channels::data_addrs;
+use crate::channels::{Channels, data_addrs};
 use crate::engine::status::{self, Phase};
 use crate::links::Links;
 use crate::swarm::Swarm;
@@ -23,15 +23,18 @@ const SETTLED: Duration = Duration::from_secs(1);
 /// How often counters and free memory alone are worth a new record.
 const COUNTERS: Duration = Duration::from_secs(1);
 
+/// What of the data plane the record shows.
+pub struct Shown {
+    /// This node's links.
+    pub links: Links,
+    /// Its channels.
+    pub channels: Channels,
+    /// Where its data listener is bound.
+    pub data: SocketAddr,
+}
+
 /// Publishes this node's record whenever it changes. Runs until it is dropped.
-pub async fn report(
-    swarm: Swarm,
-    mut fixed: RecordBody,
-    worker: Worker,
-    files: ModelFiles,
-    links: Links,
-    data: SocketAddr,
-) {
+pub async fn report(swarm: Swarm, mut fixed: RecordBody, worker: Worker, files: ModelFiles, shown: Shown) {
     let (began, threads) = (Instant::now(), fixed.threads as usize);
     let mut rates = None;
     let mut measured = false;
@@ -48,8 +51,9 @@ pub async fn report(
             (fixed.memory_read_bytes_per_s, fixed.matmul_flops_per_s) = done.await.unwrap_or_default();
         }
         fixed.interfaces = swarm.interfaces().for_record();
-        fixed.data = data_addrs(data, &swarm);
-        fixed.links = links.reports();
+        fixed.data = data_addrs(shown.data, &swarm);
+        fixed.links = shown.links.reports();
+        fixed.routes = shown.channels.routes();
         let now = body(&fixed, &worker, &files).await;
         let quiet = without_counters(now.clone()) == without_counters(last.clone());
         if now != last && (!quiet || counted.elapsed() >= COUNTERS) {

@@ -7,13 +7,14 @@ use shoal_scheduler::consensus::View;
 use shoal_scheduler::{Link, LinkKind, NodeId, NodeOffer, Reach, Speed, Topology};
 use tokio::time::Instant;
 
+use crate::channels::ways::graph;
 use crate::machines::LAYER_US;
 use crate::swarm::interfaces::Kind;
 use crate::swarm::record::{LinkState, RecordBody};
 use crate::swarm::{NodeState, Table};
 
-/// Two nodes that are not connected count as having no address for each other once both have been there for so long: before,
-/// they may just be finding each other.
+/// Two nodes between which no route is known count as apart once both have been there for so long: before, they may just be
+/// finding each other.
 const APART_AFTER: Duration = Duration::from_secs(3);
 
 /// Every member with what it offers. A member that was never heard offers nothing.
@@ -74,28 +75,28 @@ fn is_there(table: &Table, id: &NodeId) -> bool {
     *id == table.me || table.nodes.get(id).is_some_and(heard)
 }
 
-/// Whom each node that is there can open a data channel to: today its neighbours, since data goes where control goes in
-/// one hop. Only those are listed that cannot open one to everybody.
+/// Whom each node that is there can open a data channel to: whoever a route leads to, for channels go over members between.
+/// Only those are listed that cannot open one to everybody.
 fn reach(table: &Table, now: Instant) -> BTreeMap<NodeId, Reach> {
-    let mut joined: BTreeMap<&NodeId, BTreeSet<NodeId>> = BTreeMap::new();
+    let graph = graph(table);
     let there: Vec<&NodeId> = table.nodes.keys().filter(|id| is_there(table, id)).collect();
-    for id in &there {
-        let near = table.nodes.get(id).and_then(|entry| entry.record.as_ref());
-        for near in near.iter().flat_map(|record| &record.body.neighbours) {
-            joined.entry(id).or_default().insert(near.node.clone());
-            joined.entry(&near.node).or_default().insert((*id).clone());
-        }
-    }
     let settled = |id: &&NodeId| {
         let since = table.nodes.get(*id).and_then(|entry| entry.since);
         since.is_some_and(|since| now.saturating_duration_since(since) >= APART_AFTER)
     };
     let mut reach = BTreeMap::new();
+    let mut islands: Vec<BTreeSet<NodeId>> = Vec::new();
     for id in there.iter().filter(|id| settled(id)) {
-        let mut reached = joined.get(id).cloned().unwrap_or_default();
+        let known = islands.iter().find(|island| island.contains(*id)).cloned();
+        let mut reached = known.unwrap_or_else(|| {
+            let mut island: BTreeSet<NodeId> = graph.routes_from(id).reached().cloned().collect();
+            island.insert((*id).clone());
+            islands.push(island.clone());
+            island
+        });
         // Whoever has just come may not have found everybody yet.
         reached.extend(there.iter().filter(|id| !settled(id)).map(|id| (*id).clone()));
-        if !there.iter().all(|other| other == id || reached.contains(*other)) {
+        if !there.iter().all(|other| reached.contains(*other)) {
             reach.insert((*id).clone(), Reach::Only(reached));
         }
     }
@@ -116,8 +117,11 @@ mod tests {
         NodeId::try_from(name.to_owned()).unwrap()
     }
 
-    fn line(names: &[&str], since: Instant) -> Table {
-        let entry = |(place, name): (usize, &&str)| {
+    /// Nodes in lines of neighbours; `a` is this one.
+    fn lines(lines: &[&[&str]], since: Instant) -> Table {
+        let near_me = ["b"];
+        let entry = |names: &[&str], place: usize| {
+            let name = names[place];
             let near = |place: usize| names.get(place).map(|name| id(name));
             let near = [place.checked_sub(1).and_then(near), near(place + 1)].into_iter().flatten();
             let near = near.map(|node| Neighbour { node, kind: Kind::Ethernet, rtt_us: None });
@@ -128,7 +132,7 @@ mod tests {
                 state: NodeState::Ready,
                 gone: None,
                 last_heard: Some(since),
-                route: Some(Vec::new()),
+                route: near_me.contains(&name).then(Vec::new),
                 since: Some(since),
                 rtt: None,
                 path: None,
@@ -139,7 +143,8 @@ mod tests {
             };
             (id(name), entry)
         };
-        let nodes = names.iter().enumerate().map(entry).collect();
+        let nodes = lines.iter().flat_map(|names| (0..names.len()).map(move |place| entry(names, place)));
+        let nodes = nodes.collect();
         Table { me: id("a"), nodes, refused: Vec::new(), version: 1 }
     }
 
@@ -165,12 +170,15 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_a_line_are_apart_once_they_had_time_to_find_each_other() {
+    fn the_ends_of_a_line_reach_each_other_and_islands_do_not_once_they_had_time_to() {
         let now = Instant::now();
-        let fresh = line(&["a", "b", "c"], now);
+        let islands: &[&[&str]] = &[&["a", "b"], &["c"]];
+        let fresh = lines(islands, now);
         assert!(joins(&fresh, "a", "c") && joins(&fresh, "a", "b"));
         let Some(before) = now.checked_sub(APART_AFTER) else { return };
-        let settled = line(&["a", "b", "c"], before);
-        assert!(!joins(&settled, "a", "c") && joins(&settled, "a", "b") && joins(&settled, "c", "b"));
+        let line = lines(&[&["a", "b", "c"]], before);
+        assert!(joins(&line, "a", "c") && joins(&line, "a", "b") && joins(&line, "c", "b"));
+        let settled = lines(islands, before);
+        assert!(!joins(&settled, "a", "c") && joins(&settled, "a", "b") && !joins(&settled, "c", "b"));
     }
 }

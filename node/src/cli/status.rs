@@ -153,6 +153,11 @@ fn instances(swarm: &Swarm, paint: Paint) -> Vec<String> {
         if !instance.stages.is_empty() {
             lines.push(format!("  {}", stages_text(swarm, instance)));
         }
+        for route in &instance.routes {
+            let name = |node: &String| printable(node_name(swarm, node));
+            let over: Vec<String> = route.over.iter().map(name).collect();
+            lines.push(format!("  {} to {} over {}", name(&route.from), name(&route.to), over.join(", ")));
+        }
         if let Some(reason) = &instance.reason {
             lines.push(format!("  {}", paint.red(printable(&reason.message))));
             lines.extend(reason.fix.iter().map(|fix| format!("  {}", printable(fix))));

@@ -57,13 +57,14 @@ pub enum Topic {
     Goodbye = 6,
     /// A link is to be measured.
     Measure = 7,
+    /// Asks for a pass: to carry a data channel on to the next node.
+    Pass = 8,
 }
 
 impl Topic {
     fn of(number: u8) -> Option<Self> {
-        [Self::Raft, Self::Channel, Self::Command, Self::Report, Self::Record, Self::Goodbye, Self::Measure]
-            .into_iter()
-            .find(|topic| *topic as u8 == number)
+        let own = [Self::Raft, Self::Channel, Self::Command, Self::Report, Self::Record, Self::Goodbye];
+        own.into_iter().chain([Self::Measure, Self::Pass]).find(|topic| *topic as u8 == number)
     }
 }
 

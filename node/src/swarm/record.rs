@@ -24,6 +24,8 @@ const MAX_AMOUNT: u64 = 1 << 60;
 const MAX_TEXT: usize = 512;
 /// The most links in a record.
 pub const MAX_LINKS: usize = 128;
+/// The most routes in a record.
+pub const MAX_ROUTES: usize = 64;
 /// The most entries of any list in a record.
 const MAX_LIST: usize = 512;
 
@@ -33,6 +35,7 @@ const HEAD: u16 = 1;
 const BODY: u16 = 2;
 const ENDED: u16 = 3;
 const LINKS: u16 = 4;
+const ROUTES: u16 = 5;
 
 /// Why a record is refused.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -172,6 +175,17 @@ pub struct LinkReport {
     pub rtt_us: Option<(f64, f64)>,
     /// What it carries in a second, as that end measured.
     pub bytes_per_s: Option<f64>,
+}
+
+/// A channel of this node's that goes over others.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct RouteReport {
+    /// The instance that it belongs to.
+    pub instance: InstanceId,
+    /// The node at its other end.
+    pub to: NodeId,
+    /// The nodes between, in order.
+    pub over: Vec<NodeId>,
 }
 
 /// A neighbour that was seen to end.
@@ -323,6 +337,9 @@ pub struct RecordBody {
     /// Its links, at most [`MAX_LINKS`]; in a section of its own.
     #[serde(skip)]
     pub links: Vec<LinkReport>,
+    /// Channels that it opened and that go over others, at most [`MAX_ROUTES`]; in a section of its own.
+    #[serde(skip)]
+    pub routes: Vec<RouteReport>,
 }
 
 impl RecordBody {
@@ -412,6 +429,10 @@ impl RecordBody {
             }
             Ok(())
         })?;
+        amount("routes", self.routes.len() as u64, MAX_ROUTES as u64)?;
+        list("routes", &self.routes, |route| {
+            amount("routes", route.over.len() as u64, shoal_transport::MAX_RELAYS as u64)
+        })?;
         list("neighbours", &self.neighbours, |neighbour| {
             amount("neighbours", neighbour.rtt_us.unwrap_or(0), MAX_AMOUNT)
         })
@@ -493,8 +514,8 @@ impl Record {
         body: &RecordBody,
     ) -> Result<Vec<u8>, RecordError> {
         let head = Head { node: identity.id().clone(), version };
-        let writer = Writer::new().section(HEAD, &head)?.section(BODY, body)?;
-        let payload = writer.section(ENDED, &body.ended)?.section(LINKS, &body.links)?.finish();
+        let writer = Writer::new().section(HEAD, &head)?.section(BODY, body)?.section(ENDED, &body.ended)?;
+        let payload = writer.section(LINKS, &body.links)?.section(ROUTES, &body.routes)?.finish();
         let signature = identity.sign(&signed(&payload));
         let bytes = Writer::new().raw(PAYLOAD, &payload)?.raw(SIGNATURE, &signature)?.finish();
         match bytes.len() > MAX_BYTES {
@@ -522,6 +543,7 @@ impl Record {
         let mut body: RecordBody = reader.section(BODY)?;
         body.ended = reader.optional(ENDED)?.unwrap_or_default();
         body.links = reader.optional(LINKS)?.unwrap_or_default();
+        body.routes = reader.optional(ROUTES)?.unwrap_or_default();
         body.validate()?;
         Ok(Self { node, version, body })
     }

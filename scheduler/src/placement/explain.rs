@@ -83,7 +83,7 @@ pub(super) fn no_placement<'t>(
             (NoPlacementCode::Stages, text)
         }
         _ if Search::by_memory(&open, request).best().is_some() => {
-            let text = "The memory would do, but only on nodes that have no direct address for each other.";
+            let text = "The memory would do, but only on nodes between which no route leads.";
             (NoPlacementCode::NoRoute, text.to_owned())
         }
         _ => (NoPlacementCode::Memory, memory_text(pool, request, context)),
@@ -154,7 +154,7 @@ fn rows(pool: &Pool<'_>, attempt: Option<&Shape>, parts: &[Stage]) -> Vec<NodeFi
                 candidate.node,
                 candidate.used,
                 NodeFitCode::NoRoute,
-                "has no direct address for the other nodes that would be used, or they have none for it.",
+                "is not reached by the other nodes that would be used: no route leads there.",
             ),
             None => {
                 let text = format!("has no part in it; {}.", free_text(candidate));

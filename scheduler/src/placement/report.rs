@@ -70,7 +70,7 @@ pub enum NodeFitCode {
     Gone,
     /// The request names other nodes.
     NotSelected,
-    /// It has no direct address for the others that would be used.
+    /// No route leads to it from the others that would be used.
     NoRoute,
 }
 

@@ -7,23 +7,43 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Hub;
+use super::passes::INCARNATION;
 use crate::carrier::tcp;
 use crate::error::ChannelError;
-use crate::hello::{ANSWER_BYTES, Answer, Heard, Hello, Refusal, is_direct};
-use crate::keys::{self, Protection};
+use crate::hello::{ANSWER_BYTES, Answer, HELLO_BYTES, Heard, Hello, Refusal, is_direct};
+use crate::keys::{self, ChannelKeys, Protection};
+use crate::route::{Passage, Route};
 use crate::shared::Shared;
 
 /// One address gets so long to connect, and then so long to answer: a LAN needs milliseconds.
 const ATTEMPT: Duration = Duration::from_secs(1);
+/// How long it may take to find out what one way takes: to ask the nodes between.
+const WAY_DEADLINE: Duration = Duration::from_secs(1);
 /// Pause after the first failure; it doubles with each one more.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// Longest pause: how late a machine that came back may be found.
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// Starts dialling. `barren` connections in a row were of no use, so it is not too eager.
-pub(super) fn spawn(hub: &Arc<Hub>, channel: &Arc<Shared>, barren: u32) -> io::Result<()> {
+/// How long a thread looks for a better way, trying each once.
+const MOVE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// What a thread is sent for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Errand {
+    /// A connection is missing. `barren` ones in a row were of no use, so it is not too eager.
+    Connect { barren: u32 },
+    /// There is one, and a better way than its.
+    Move,
+}
+
+/// Starts dialling.
+pub(super) fn spawn(hub: &Arc<Hub>, channel: &Arc<Shared>, errand: Errand) -> io::Result<()> {
     let (hub, channel) = (hub.clone(), channel.clone());
-    thread::Builder::new().name("shoal-dial".to_owned()).spawn(move || dial(&hub, &channel, barren)).map(drop)
+    let run = move || match errand {
+        Errand::Connect { barren } => dial(&hub, &channel, barren),
+        Errand::Move => relocate(&hub, &channel),
+    };
+    thread::Builder::new().name("shoal-dial".to_owned()).spawn(run).map(drop)
 }
 
 fn pause(failures: u32) -> Duration {
@@ -56,25 +76,15 @@ fn dial(hub: &Arc<Hub>, channel: &Arc<Shared>, barren: u32) {
         drop(channel.rest(channel.lock(), until));
     }
     loop {
-        for address in &channel.addresses {
-            match attempt(hub, channel, *address) {
-                Ok(Done::Connected) => {
-                    channel.announce();
-                    hub.arm();
-                    hub.disturb();
-                    return;
-                }
-                Ok(Done::NotWanted) => return,
-                Err(Failed::Refused(Refusal::Closed { reason })) => {
-                    return end(channel, ChannelError::Closed { reason });
-                }
-                Err(Failed::Refused(why @ (Refusal::PlainRefused | Refusal::StaleIncarnation))) => {
-                    let mut state = channel.lock();
-                    state.always_sealed |= why == Refusal::PlainRefused;
-                    state.note_failure(format!("{address}: {why}"));
-                }
-                Err(Failed::Refused(why)) => return end(channel, ChannelError::Refused { why }),
-                Err(Failed::Attempt(why)) => channel.lock().note_failure(format!("{address}: {why}")),
+        let mut ways = channel.ways.as_ref().map(|ways| ways.ways()).unwrap_or_default();
+        if ways.is_empty() {
+            // Nothing is known, and an address may be all there is.
+            ways.push(Route::direct());
+        }
+        for route in ways {
+            match go(hub, channel, &route, None) {
+                Gone::On => {}
+                Gone::Done | Gone::Over => return,
             }
         }
         let until = Instant::now() + pause(failures);
@@ -95,18 +105,95 @@ fn end(channel: &Shared, error: ChannelError) {
     channel.announce();
 }
 
+/// Moves the channel to the first way that works of those better than its own. It stays where it is if none does.
+fn relocate(hub: &Arc<Hub>, channel: &Arc<Shared>) {
+    let until = Instant::now() + MOVE_DEADLINE;
+    let ways = channel.ways.as_ref().map(|ways| ways.ways()).unwrap_or_default();
+    let present = channel.lock().route().clone();
+    for route in ways.into_iter().take_while(|route| *route != present) {
+        match go(hub, channel, &route, Some(until)) {
+            Gone::On if Instant::now() < until => {}
+            Gone::On => break,
+            Gone::Done | Gone::Over => return,
+        }
+    }
+    let mut state = channel.lock();
+    state.dialing = false;
+    // It may have broken meanwhile.
+    hub.dial_if_needed(channel, &mut state);
+}
+
+/// What became of trying one way.
+enum Gone {
+    /// The next one.
+    On,
+    /// A connection is there, or not wanted any more.
+    Done,
+    /// The other side, proven, does not want the channel.
+    Over,
+}
+
+/// Tries each address of one way, until then at the latest.
+fn go(hub: &Arc<Hub>, channel: &Arc<Shared>, route: &Route, until: Option<Instant>) -> Gone {
+    let Some(ways) = &channel.ways else { return Gone::On };
+    let prepared_by = Instant::now() + WAY_DEADLINE;
+    let passage = match ways.prepare(route, until.map_or(prepared_by, |until| until.min(prepared_by))) {
+        Ok(passage) => passage,
+        Err(why) => {
+            channel.lock().note_failure(format!("{route}: {why}"));
+            return Gone::On;
+        }
+    };
+    for address in &passage.addresses {
+        if until.is_some_and(|until| until <= Instant::now()) {
+            break;
+        }
+        match attempt(hub, channel, *address, route, &passage) {
+            Ok(Done::Connected) => {
+                tracing::debug!(%route, "connected");
+                channel.announce();
+                hub.arm();
+                hub.disturb();
+                return Gone::Done;
+            }
+            Ok(Done::NotWanted) => return Gone::Done,
+            Err(Failed::Refused(Refusal::Closed { reason })) => {
+                end(channel, ChannelError::Closed { reason });
+                return Gone::Over;
+            }
+            Err(Failed::Refused(why @ (Refusal::PlainRefused | Refusal::StaleIncarnation))) => {
+                let mut state = channel.lock();
+                state.always_sealed |= why == Refusal::PlainRefused;
+                state.note_failure(format!("{address}: {why}"));
+            }
+            Err(Failed::Refused(why)) => {
+                end(channel, ChannelError::Refused { why });
+                return Gone::Over;
+            }
+            Err(Failed::Attempt(why)) => channel.lock().note_failure(format!("{address}, {route}: {why}")),
+        }
+    }
+    Gone::On
+}
+
 enum Done {
     Connected,
     NotWanted,
 }
 
 /// Connects once. On success the carrier is installed.
-fn attempt(hub: &Arc<Hub>, channel: &Arc<Shared>, address: SocketAddr) -> Result<Done, Failed> {
+fn attempt(
+    hub: &Arc<Hub>,
+    channel: &Arc<Shared>,
+    address: SocketAddr,
+    route: &Route,
+    passage: &Passage,
+) -> Result<Done, Failed> {
     let (incarnation, lacking, always_sealed, by) = {
         let mut state = channel.lock();
         let now = Instant::now();
-        let by = state.connect_by().filter(|by| *by > now);
-        let (true, Some(by), Some(next)) = (state.wants_connection(), by, state.incarnation.checked_add(1))
+        let by = state.connect_by().unwrap_or(now + MOVE_DEADLINE);
+        let (true, true, Some(next)) = (state.wants_connection(), by > now, state.incarnation.checked_add(1))
         else {
             // The deadline is acted upon by whoever calls `progress` next.
             state.dialing = false;
@@ -117,13 +204,47 @@ fn attempt(hub: &Arc<Hub>, channel: &Arc<Shared>, address: SocketAddr) -> Result
     };
     let until = by.min(Instant::now() + ATTEMPT);
     let mut stream = TcpStream::connect_timeout(&address, remaining(until)?)?;
+    stream.set_nodelay(true)?;
+    for (place, pass) in passage.passes.iter().enumerate() {
+        let node = route.between().get(place).map_or("a node between", String::as_str);
+        let hello = Hello::of_pass(pass.id, INCARNATION).encode(&pass.keys)?;
+        let answer = ask(&mut stream, &hello, by.min(Instant::now() + ATTEMPT));
+        match answer.and_then(|answer| heard(&answer, &hello, INCARNATION, &pass.keys)) {
+            Ok(_) => {}
+            Err(Failed::Attempt(why)) => return Err(Failed::Attempt(format!("{node}: {why}"))),
+            // Of this way, not of the channel.
+            Err(Failed::Refused(why)) => return Err(Failed::Attempt(format!("{node}: {why}"))),
+        }
+    }
     let aes = keys::has_aes() && !hub.options.without_aes;
-    let direct = is_direct(stream.local_addr()?.ip(), stream.peer_addr()?.ip());
+    let direct = route.is_direct() && is_direct(stream.local_addr()?.ip(), stream.peer_addr()?.ip());
     let sealed = always_sealed || hub.options.always_seal || !direct;
     let hello = Hello::new(&channel.opening, sealed, aes, incarnation, lacking).encode(&channel.keys)?;
-    let until = by.min(Instant::now() + ATTEMPT);
+    let answer = ask(&mut stream, &hello, by.min(Instant::now() + ATTEMPT))?;
+    let (protection, lacking) = heard(&answer, &hello, incarnation, &channel.keys)?;
+    if sealed == (protection == Protection::Plain) {
+        return Err(Failed::Attempt("it answered with another protection than asked for".to_owned()));
+    }
+    tcp::prepare(&stream)?;
+    let carrier = channel.carrier(stream, incarnation, protection, hub.options.faults.next())?;
+    let mut state = channel.lock();
+    state.dialing = false;
+    if !state.wants_connection() {
+        return Ok(Done::NotWanted);
+    }
+    state.set_route(route.clone());
+    state.install(Box::new(carrier), incarnation, lacking, Instant::now());
+    Ok(Done::Connected)
+}
+
+/// Says a hello and waits for the answer.
+fn ask(
+    stream: &mut TcpStream,
+    hello: &[u8; HELLO_BYTES],
+    until: Instant,
+) -> Result<[u8; ANSWER_BYTES], Failed> {
     stream.set_write_timeout(Some(remaining(until)?))?;
-    stream.write_all(&hello)?;
+    stream.write_all(hello)?;
     let mut answer = [0; ANSWER_BYTES];
     let mut got = 0;
     while got < ANSWER_BYTES {
@@ -136,24 +257,22 @@ fn attempt(hub: &Arc<Hub>, channel: &Arc<Shared>, address: SocketAddr) -> Result
             Err(error) => return Err(error.into()),
         }
     }
-    let (protection, lacking) = match Answer::decode(&answer, &hello, incarnation, &channel.keys) {
-        Some(Heard::Authentic(Answer::Yes { protection, lacking })) => (protection, lacking),
-        Some(Heard::Authentic(Answer::No(refusal))) => return Err(Failed::Refused(refusal)),
-        Some(Heard::Unproven(refusal)) => return Err(Failed::Attempt(refusal.to_string())),
-        None => return Err(Failed::Attempt("it answered nonsense".to_owned())),
-    };
-    if sealed == (protection == Protection::Plain) {
-        return Err(Failed::Attempt("it answered with another protection than asked for".to_owned()));
+    Ok(answer)
+}
+
+/// What a yes says.
+fn heard(
+    answer: &[u8; ANSWER_BYTES],
+    hello: &[u8; HELLO_BYTES],
+    incarnation: u32,
+    keys: &ChannelKeys,
+) -> Result<(Protection, u64), Failed> {
+    match Answer::decode(answer, hello, incarnation, keys) {
+        Some(Heard::Authentic(Answer::Yes { protection, lacking })) => Ok((protection, lacking)),
+        Some(Heard::Authentic(Answer::No(refusal))) => Err(Failed::Refused(refusal)),
+        Some(Heard::Unproven(refusal)) => Err(Failed::Attempt(refusal.to_string())),
+        None => Err(Failed::Attempt("it answered nonsense".to_owned())),
     }
-    tcp::prepare(&stream)?;
-    let carrier = channel.carrier(stream, incarnation, protection, hub.options.faults.next())?;
-    let mut state = channel.lock();
-    state.dialing = false;
-    if !state.wants_connection() {
-        return Ok(Done::NotWanted);
-    }
-    state.install(Box::new(carrier), incarnation, lacking, Instant::now());
-    Ok(Done::Connected)
 }
 
 fn late() -> Failed {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::forwarder::Arrival;
 use super::{Hub, REASON_LOST};
 use crate::carrier::{Readiness, tcp};
 use crate::error::ChannelError;
@@ -261,6 +262,10 @@ impl Door {
                 refuse(&one, Refusal::Closed { reason: *reason }, hello.incarnation, Some(keys));
             }
             Err(None) => {
+                if let Some(granted) = self.hub.passes().take(&hello, &one.hello, Instant::now()) {
+                    let Waiting { stream, hello, .. } = one;
+                    return self.hub.forwarder.take(Arrival { stream, hello, granted });
+                }
                 counts.hellos_unknown_channel.add();
                 refuse(&one, Refusal::UnknownChannel, hello.incarnation, None);
             }
@@ -313,7 +318,9 @@ impl Door {
             channel.carrier(one.stream, hello.incarnation, protection, self.hub.options.faults.next());
         match carrier {
             Ok(carrier) if answered => {
-                state.install(Box::new(carrier), hello.incarnation, hello.lacking, now)
+                // What it lacked when it dialled may have come by the old connection since.
+                let lacking = hello.lacking.max(state.acknowledged());
+                state.install(Box::new(carrier), hello.incarnation, lacking, now)
             }
             Ok(_) => state.note_failure("the other side hung up while it was answered".to_owned()),
             Err(error) => state.note_failure(error.to_string()),

@@ -295,7 +295,26 @@ fn the_other_side_cannot_ask_for_bytes_that_it_has_acknowledged() {
         channel.poll().unwrap();
         channel.stats().unacknowledged_frames == 0
     });
-    let hello = rogue.hello(2, 0);
+    // As a dialler says that asked before they came by the connection that it leaves; or one that lies. They are no more.
+    let mut connected = rogue.connect(2, 0);
+    assert!(channel.send(b"more", cap()).unwrap());
+    let first = loop {
+        let (header, payload) = connected.receive().unwrap();
+        if header.kind == Kind::Data {
+            break (header.seq, payload);
+        }
+    };
+    assert_eq!(first, (4, b"more".to_vec()));
+    assert_eq!(channel.stats().replayed_frames, 0);
+}
+
+#[test]
+fn the_other_side_cannot_say_that_it_has_bytes_that_were_not_sent() {
+    let (rogue, mut channel) = Rogue::new(Options::default());
+    let mut connected = rogue.connect(1, 0);
+    assert!(channel.send(b"once", cap()).unwrap());
+    while connected.receive().unwrap().0.kind != Kind::Data {}
+    let hello = rogue.hello(2, 5);
     let _ = rogue.say(&hello);
     assert!(matches!(channel.next(cap()), Err(ChannelError::Protocol { .. })));
 }

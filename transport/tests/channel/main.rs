@@ -6,5 +6,6 @@ mod healing;
 mod pair;
 mod processes;
 mod refusals;
+mod relays;
 mod streaming;
 mod waiting;

@@ -221,6 +221,7 @@ impl SwarmView for ScriptedSwarm {
                 kv: KvUse { kv_type, ..KvUse::default() },
                 head: stages.first().and_then(|stage| stage.ranks.first()).map(|rank| rank.node.clone()),
                 stages: stages.iter().map(stage).collect(),
+                routes: Vec::new(),
                 created: Some(Timestamp::now()),
             });
             Ok(Served { schema: Schema::new(), instance: id })

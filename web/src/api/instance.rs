@@ -42,8 +42,22 @@ pub struct Instance {
     pub head: Option<String>,
     /// Its stages in order; empty while there is no placement.
     pub stages: Vec<Stage>,
+    /// Its channels that go over other nodes; empty where each has an address.
+    #[serde(default)]
+    pub routes: Vec<Route>,
     /// When it was asked for.
     pub created: Option<Timestamp>,
+}
+
+/// The way of a channel that goes over others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// The node that opened it.
+    pub from: String,
+    /// The node at its other end.
+    pub to: String,
+    /// The nodes between, in order.
+    pub over: Vec<String>,
 }
 
 /// How far an instance is.

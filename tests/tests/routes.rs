@@ -1,0 +1,149 @@
+//! Answers over hosts without an address for each other: channels go over the agents between. Run by `tests/run netns`.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use shoal_tests::agent::{Agent, list, text};
+use shoal_tests::asking::{PROMPTS, Trace, ask_some, chat, same, trace};
+use shoal_tests::bed::{Bed, MODEL};
+use shoal_tests::cables::Cables;
+use shoal_tests::process::{FORM_PROMISE, await_ready, formed, instance, ranks};
+use shoal_tests::wait::within;
+
+/// How long until a channel goes another way than a cable that was pulled: heartbeats are missed for 1.2 s, records say so.
+const AROUND_PROMISE: Duration = Duration::from_secs(4);
+
+/// How long until a cable that was put back is in use again: the silent connection ends, and is dialled every 2 s; channels
+/// move no sooner than 2 s after they moved.
+const BACK_PROMISE: Duration = Duration::from_secs(10);
+
+const ASKED: &[&str] = PROMPTS.split_at(2).0;
+
+fn start(cables: &Cables, bed: &Bed, hosts: usize) -> Result<Vec<Agent>> {
+    let mut agents = Vec::new();
+    for host in 0..hosts {
+        agents.push(Agent::launch(cables.spec(bed, host)?)?);
+    }
+    for agent in &mut agents {
+        agent.await_ready()?;
+    }
+    let all: Vec<&Agent> = agents.iter().collect();
+    within("one swarm", FORM_PROMISE, || formed(&all)).with_context(|| logs(&agents))?;
+    Ok(agents)
+}
+
+fn logs(agents: &[Agent]) -> String {
+    agents.iter().map(Agent::log_tail).collect::<Vec<_>>().join("\n")
+}
+
+fn serve(agent: &Agent, nodes: &[&Agent]) -> Result<String> {
+    let names: Vec<&str> = nodes.iter().map(|node| node.node()).collect();
+    let parallel = format!("pipeline={}", nodes.len());
+    let wanted = json!({"model": MODEL, "context": 512, "slots": 2, "parallel": parallel, "nodes": names});
+    let id = agent.serve(&wanted)?;
+    let placed = await_ready(agent, &id)?;
+    let on: Vec<String> = ranks(&placed).into_iter().map(|(node, _, _)| node).collect();
+    ensure!(on.len() == names.len() && on.iter().all(|node| names.contains(&node.as_str())), "{placed}");
+    Ok(id)
+}
+
+/// The ways of an instance's channels that go over others: from, to, over, by names.
+fn routes(asked: &Agent, agents: &[Agent], id: &str) -> Result<Vec<(String, String, Vec<String>)>> {
+    let status = asked.status()?;
+    let name = |node: &Value| -> Result<String> {
+        let node = text(node)?;
+        let agent = agents.iter().find(|agent| agent.node() == node);
+        Ok(agent.context("a node that is none of these")?.name().to_owned())
+    };
+    let route = |route: &Value| {
+        let over = list(&route["over"]).iter().map(name).collect::<Result<_>>()?;
+        Ok((name(&route["from"])?, name(&route["to"])?, over))
+    };
+    list(&instance(&status, id)?["routes"]).iter().map(route).collect()
+}
+
+#[test]
+fn on_a_line_of_four_what_is_asked_at_one_end_is_computed_at_the_other() -> Result<()> {
+    let cables = Cables::line(4)?;
+    let bed = Bed::new("routes-line")?;
+    let agents = start(&cables, &bed, 4)?;
+    let here = serve(&agents[0], &[&agents[0]])?;
+    let reference: Vec<Trace> = ask_some(&agents[0], &here, ASKED, 1)?;
+    let there = serve(&agents[0], &[&agents[3]])?;
+    let far = ask_some(&agents[0], &there, ASKED, 1).with_context(|| logs(&agents))?;
+    same(&reference, &far).context("computed at the other end")?;
+    let stop = agents[0].cli(&["stop", &there])?;
+    ensure!(stop.status.success(), "shoal stop: {}", String::from_utf8_lossy(&stop.stderr));
+    // All four, and the last one answers the first over the two between.
+    let all: Vec<&Agent> = agents.iter().collect();
+    let pipeline = serve(&agents[3], &all)?;
+    let together = ask_some(&agents[0], &pipeline, ASKED, 2).with_context(|| logs(&agents))?;
+    same(&reference, &together).context("computed by all four")?;
+    within("the status says which way", Duration::from_secs(3), || {
+        let ways = routes(&agents[1], &agents, &pipeline)?;
+        ensure!(!ways.is_empty(), "no way over others");
+        for (from, to, over) in &ways {
+            ensure!(!over.is_empty() && !over.contains(from) && !over.contains(to), "{ways:?}");
+        }
+        println!("{ways:?}");
+        Ok(())
+    })?;
+    let shown = agents[2].cli(&["status"])?;
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    ensure!(shown.contains(" over h"), "{shown}");
+    Ok(())
+}
+
+#[test]
+fn on_a_ring_a_cable_is_pulled_and_put_back_during_an_answer() -> Result<()> {
+    let cables = Cables::ring(4)?;
+    let bed = Bed::new("routes-ring")?;
+    let agents = start(&cables, &bed, 4)?;
+    // Neighbours by the last cable.
+    let id = serve(&agents[0], &[&agents[0], &agents[3]])?;
+    let mut long = chat(&id, PROMPTS[0], 400);
+    long["shoal"]["ignore_eos"] = json!(true);
+    let reference = trace(&agents[0].chat(&long)?)?;
+    ensure!(routes(&agents[0], &agents, &id)?.is_empty(), "it begins by the cable");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let asked = &agents[0];
+    let answers: Result<usize> = std::thread::scope(|scope| {
+        // One answer after another, so that there is one at each moment.
+        let asking = scope.spawn(|| -> Result<usize> {
+            let mut answers = 0;
+            while !stop.load(std::sync::atomic::Ordering::Acquire) {
+                let answer = trace(&asked.chat(&long)?)?;
+                ensure!(answer == reference, "answer {answers} is another");
+                answers += 1;
+            }
+            Ok(answers)
+        });
+        let pulled = || -> Result<()> {
+            cables.cut(3)?;
+            let around = vec!["h1".to_owned(), "h2".to_owned()];
+            within("the channels go the other way round", 2 * AROUND_PROMISE, || {
+                let ways = routes(asked, &agents, &id)?;
+                let backwards = |over: &Vec<String>| over.iter().rev().eq(&around);
+                ensure!(!ways.is_empty(), "they are direct");
+                ensure!(ways.iter().all(|(_, _, over)| *over == around || backwards(over)), "{ways:?}");
+                println!("pulled: {ways:?}");
+                Ok(())
+            })?;
+            cables.mend(3)?;
+            within("they are by the cable again", BACK_PROMISE, || {
+                let ways = routes(asked, &agents, &id)?;
+                ensure!(ways.is_empty(), "{ways:?}");
+                Ok(())
+            })
+        };
+        let pulled = pulled();
+        stop.store(true, std::sync::atomic::Ordering::Release);
+        let answers = asking.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?;
+        pulled.and(answers)
+    });
+    let answers = answers.with_context(|| logs(&agents))?;
+    println!("{answers} answers meanwhile, all the same");
+    ensure!(answers > 0, "no answer ended meanwhile");
+    Ok(())
+}
