@@ -70,7 +70,7 @@ impl Machines {
         let links = links.iter().map(named).collect::<Option<Vec<_>>>()?;
         Some(Machines {
             topology: Topology { nodes, ..Topology::default() },
-            links: KnownLinks::new(links).relayed(),
+            links: KnownLinks::new(links),
             cables,
         })
     }

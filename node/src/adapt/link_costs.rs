@@ -30,8 +30,6 @@ pub struct KnownLinks {
     edges: BTreeMap<(NodeId, NodeId), Edge>,
     /// The least node of each one's machine, of those that share one.
     machines: BTreeMap<NodeId, NodeId>,
-    /// Whether messages between nodes without a link are passed on by those between.
-    relayed: bool,
     known: RefCell<BTreeMap<Question, Option<f64>>>,
 }
 
@@ -116,12 +114,6 @@ impl KnownLinks {
         Self { machines, ..Self::new(up.filter_map(measured)) }
     }
 
-    /// Has nodes between pass on what has no link of its own.
-    pub fn relayed(mut self) -> Self {
-        self.relayed = true;
-        self
-    }
-
     fn edge(&self, a: &NodeId, b: &NodeId) -> Option<&Edge> {
         self.edges.get(&ends(a, b))
     }
@@ -157,13 +149,14 @@ impl LinkCosts for KnownLinks {
         if let Some(edge) = self.edge(from, to) {
             return Some(edge.one_way_s + bytes as f64 / edge.bytes_per_s);
         }
-        if !self.relayed {
-            return None;
-        }
+        // Nodes between pass it on.
         let len = usize::try_from(bytes.div_ceil(NUMBER_BYTES)).ok()?;
         let question = (Vec::new(), len, Some((from.clone(), to.clone())));
         self.remembered(question, |_| {
             let all = self.everybody();
+            if all.len() > MAX_RANKS {
+                return None;
+            }
             let place = |node: &NodeId| all.iter().position(|other| other == node);
             let operation = Operation::Send { from: place(from)?, to: place(to)?, len };
             Some(pick(&operation, &self.wiring(&all)?)?.seconds)
