@@ -1,18 +1,21 @@
 //! What moves the frames of a channel.
 //!
-//! A carrier lives as long as one connection, queue pair or route: one incarnation. It keeps frames in order and whole,
+//! A carrier lives as long as one connection, to the other side or over nodes between, or one share of a cable: one incarnation. It keeps frames in order and whole,
 //! protects them, and may break at any byte; it knows nothing of windows, acknowledgements or replay, which belong to
 //! the channel and outlive it.
 
 pub(crate) mod deframer;
+pub(crate) mod queue;
 pub(crate) mod tcp;
 
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::frame::{FrameError, Header};
 use crate::keys::Protection;
+use crate::rdma::cable::CableError;
 use crate::window::WindowError;
 
 /// Why a carrier is of no use any more. Never the end of the channel: that heals on the next carrier.
@@ -30,6 +33,8 @@ pub(crate) enum CarrierError {
     Seal,
     #[error("{0}")]
     Window(WindowError),
+    #[error("the cable: {0}")]
+    Cable(CableError),
     #[error("a test cut the connection")]
     Cut,
 }
@@ -70,8 +75,18 @@ pub(crate) trait Carrier: Send {
     /// What to block on, readable when a frame may have come.
     fn readiness(&self) -> Readiness;
 
-    /// Whether something taken could not yet be moved, so that writable is worth waiting for.
+    /// Whether something taken could not yet be moved.
     fn is_stuck(&self) -> bool;
+
+    /// Whether it is stuck until [`Carrier::readiness`] is writable; else that becomes readable when it can go on.
+    fn awaits_socket(&self) -> bool {
+        self.is_stuck()
+    }
+
+    /// When it wants to be asked for frames although its readiness says nothing.
+    fn look_by(&self) -> Option<Instant> {
+        None
+    }
 
     /// How it protects frames.
     fn protection(&self) -> Protection;

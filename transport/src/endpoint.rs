@@ -1,5 +1,6 @@
 //! An endpoint: the data listener of a node and the channels it keeps.
 
+mod cables;
 mod dial;
 mod door;
 mod forwarder;
@@ -8,7 +9,8 @@ mod passes;
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::num::NonZeroU16;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -20,12 +22,15 @@ use crate::error::{BindError, ChannelError, GrantError, OpenError};
 use crate::fault::Faults;
 use crate::hello::Purpose;
 use crate::keys::{ChannelKeys, Half, PUBLIC_BYTES};
+use crate::rdma::cable::Cable;
 use crate::route::{Route, Ways};
 use crate::shared::Shared;
 use crate::state::{Deadlines, Role, State};
 use crate::wait::Bell;
 use crate::window::{MAX_FRAME_BYTES, MIN_FRAME_BYTES};
 
+pub use self::cables::CableHandle;
+pub(crate) use self::cables::SharedCable;
 use self::forwarder::Forwarder;
 pub use self::forwarder::MAX_FLOWS;
 use self::passes::Passes;
@@ -128,6 +133,7 @@ pub(crate) struct Hub {
     registry: Mutex<Registry>,
     passes: Mutex<Passes>,
     forwarder: Forwarder,
+    cables: Mutex<Vec<Arc<SharedCable>>>,
     /// Wakes the thread at the door.
     bell: Bell,
     /// The door looks after unattended channels every 20 ms while this is set.
@@ -321,6 +327,7 @@ impl Endpoint {
             registry: Mutex::default(),
             passes: Mutex::default(),
             forwarder: Forwarder::new().map_err(BindError::Thread)?,
+            cables: Mutex::default(),
             bell: Bell::new().map_err(BindError::Thread)?,
             armed: AtomicBool::new(false),
             may_spin: AtomicBool::new(true),
@@ -406,6 +413,15 @@ impl Endpoint {
             }
         });
         seen.collect()
+    }
+
+    /// Lets channels with the node at `peer` go over `cable` until it breaks; then they heal on connections. The other side
+    /// adds its end under the same `number`; `None` where that is in use. The channels that this side dials go over it after
+    /// [`CableHandle::take_up`].
+    ///
+    /// Frames go over it plain: it must be a cable between these two machines and nothing else.
+    pub fn add_cable(&self, cable: Cable, number: NonZeroU16, peer: IpAddr) -> Option<CableHandle> {
+        self.owner.hub.add_cable(cable, number, peer)
     }
 
     /// Closes all channels with [`REASON_SHUT_DOWN`], lets their last frames out, and stops listening. Blocks until that

@@ -11,7 +11,8 @@
 //! | 10 | purpose | 10 | 0 or a refusal |
 //! | 11 | 1 = plain, 2 = sealed | 11 | protection: 1 plain, 2 AES-256-GCM, 3 ChaCha20-Poly1305 |
 //! | 12 | 1 = has AES instructions | 12..14 | reason, where the channel was closed |
-//! | 13..16 | 0 | 14..16 | 0 |
+//! | 13..15 | number of the cable for the frames, else 0 | 14..16 | 0 |
+//! | 15 | 0 | | |
 //! | 16..32 | channel id | 16..20 | incarnation |
 //! | 32..64 | context | 20..24 | 0 |
 //! | 64..68 | frame bytes | 24..32 | first byte lacking |
@@ -91,6 +92,8 @@ pub enum Refusal {
     NoLink,
     /// A node between carries as much for others as it will.
     TooManyFlows,
+    /// It does not have that cable, or another channel has this one's place on it.
+    NoCable,
 }
 
 impl fmt::Display for Refusal {
@@ -106,6 +109,7 @@ impl fmt::Display for Refusal {
             Refusal::PlainRefused => f.write_str("plain frames are accepted on direct connections only"),
             Refusal::Closed { reason } => write!(f, "it has closed the channel (reason {reason})"),
             Refusal::NoLink => f.write_str("no link: it cannot connect on to the next node"),
+            Refusal::NoCable => f.write_str("it does not have that cable"),
             Refusal::TooManyFlows => f.write_str("too many: it carries as much for others as it will"),
         }
     }
@@ -123,6 +127,7 @@ impl Refusal {
             Refusal::Closed { reason } => (7, reason),
             Refusal::NoLink => (8, 0),
             Refusal::TooManyFlows => (9, 0),
+            Refusal::NoCable => (10, 0),
         }
     }
 
@@ -137,6 +142,7 @@ impl Refusal {
             7 => Refusal::Closed { reason },
             8 => Refusal::NoLink,
             9 => Refusal::TooManyFlows,
+            10 => Refusal::NoCable,
             _ => return None,
         })
     }
@@ -157,6 +163,8 @@ pub(crate) struct Hello {
     pub(crate) frame_bytes: u32,
     pub(crate) sealed: bool,
     pub(crate) aes: bool,
+    /// The number of the cable that frames are to go over, else 0: then they go over this connection.
+    pub(crate) cable: u16,
     pub(crate) incarnation: u32,
     /// The first byte of the acceptor's stream that the dialer lacks.
     pub(crate) lacking: u64,
@@ -184,6 +192,7 @@ impl Hello {
             frame_bytes: opening.frame_bytes,
             sealed,
             aes,
+            cable: 0,
             incarnation,
             lacking,
         }
@@ -199,6 +208,7 @@ impl Hello {
             frame_bytes: 0,
             sealed: false,
             aes: false,
+            cable: 0,
             incarnation,
             lacking: 0,
         }
@@ -217,6 +227,7 @@ impl Hello {
         bytes[10] = self.purpose;
         bytes[11] = if self.sealed { 2 } else { 1 };
         bytes[12] = u8::from(self.aes);
+        bytes[13..15].copy_from_slice(&self.cable.to_le_bytes());
         bytes[16..32].copy_from_slice(&self.channel);
         bytes[32..64].copy_from_slice(&self.context);
         bytes[64..68].copy_from_slice(&self.frame_bytes.to_le_bytes());
@@ -240,7 +251,7 @@ impl Hello {
             2 => true,
             _ => return Err(HelloError::Malformed),
         };
-        if bytes[12] > 1 || bytes[13..16] != [0; 3] {
+        if bytes[12] > 1 || bytes[15] != 0 {
             return Err(HelloError::Malformed);
         }
         let mut hello = Hello {
@@ -250,6 +261,7 @@ impl Hello {
             frame_bytes: u32_at(bytes, 64),
             sealed,
             aes: bytes[12] == 1,
+            cable: u16::from_le_bytes([bytes[13], bytes[14]]),
             incarnation: u32_at(bytes, 68),
             lacking: u64_at(bytes, 72),
         };

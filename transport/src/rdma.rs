@@ -1,7 +1,7 @@
 //! Verbs: queue pairs between two neighbours, without a call to the system for a message.
 //!
-//! This is the ground for a carrier over RDMA. No channel runs on it yet. On it stands the [`cable`]: messages of any length
-//! between two neighbours, none of which is lost.
+//! This is the ground of the carrier over RDMA. On it stands the [`cable`]: messages of any length between two neighbours, none
+//! of which is lost. [`crate::Endpoint::add_cable`] has channels go over one.
 //!
 //! A [`Library`] lists [`Device`]s; a device has one port, a table of GIDs and protection [`Domain`]s; a domain registers
 //! memory and makes [`CompletionQueue`]s; on a completion queue stand [`QueuePair`]s, reliable ([`Kind::Rc`]) or not

@@ -5,7 +5,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::Opening;
+use crate::carrier::queue::QueueCarrier;
 use crate::carrier::tcp::TcpCarrier;
+use crate::endpoint::SharedCable;
 use crate::fault::Fault;
 use crate::keys::{ChannelKeys, Direction, KeyError, Protection};
 use crate::route::Ways;
@@ -60,6 +62,11 @@ impl Shared {
     pub(crate) fn rest<'a>(&self, state: MutexGuard<'a, State>, until: Instant) -> MutexGuard<'a, State> {
         let left = until.saturating_duration_since(Instant::now());
         self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// This channel's share of a cable, for a carrier that both sides have to agree on yet.
+    pub(crate) fn queues(&self, cable: &Arc<SharedCable>, state: &State) -> Option<QueueCarrier> {
+        QueueCarrier::attach(cable, state.number(), self.opening.frame_bytes)
     }
 
     /// A carrier over a connection that has just been opened under `incarnation`.

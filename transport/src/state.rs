@@ -3,6 +3,7 @@
 //! No thread, no clock and no waiting here: time is an argument, and whoever holds the lock calls [`State::progress`].
 //! That is the thread that uses the channel while it waits, else the thread at the door, every 20 ms.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -104,7 +105,10 @@ pub(crate) struct State {
     pub(crate) dialing: bool,
     /// The way of the present or last carrier, and since when; meaningful on the side that dials.
     route: Route,
+    peer: Option<IpAddr>,
     installed: Instant,
+    /// The number of a cable that the other side does not have, or not for this channel.
+    pub(crate) avoids_cable: Option<u16>,
     /// A direct connection's other end does not take plain frames.
     pub(crate) always_sealed: bool,
     send: SendWindow,
@@ -148,7 +152,9 @@ impl State {
             },
             dialing: false,
             route: Route::direct(),
+            peer: None,
             installed: now,
+            avoids_cable: None,
             always_sealed: false,
             send: SendWindow::new(frame_bytes),
             receive: ReceiveWindow::new(frame_bytes),
@@ -161,6 +167,11 @@ impl State {
             replayed_frames: 0,
             duplicate_frames: 0,
         }
+    }
+
+    /// Its number in frame headers.
+    pub(crate) fn number(&self) -> u16 {
+        self.number
     }
 
     /// Why the channel is over, if it is.
@@ -355,7 +366,7 @@ impl State {
             CarrierError::Checksum => self.counts.checksum_errors.add(),
             CarrierError::Seal => self.counts.seal_errors.add(),
             CarrierError::Frame(_) | CarrierError::Window(_) => self.counts.frame_errors.add(),
-            CarrierError::Ended | CarrierError::Io(_) | CarrierError::Cut => {}
+            CarrierError::Ended | CarrierError::Io(_) | CarrierError::Cable(_) | CarrierError::Cut => {}
         }
         self.drop_carrier(error.to_string(), now);
     }
@@ -456,9 +467,15 @@ impl State {
         &self.route
     }
 
-    /// Notes the way of a carrier that is about to be installed.
-    pub(crate) fn set_route(&mut self, route: Route) {
+    /// Notes the way of a carrier that is about to be installed, and the address at its end.
+    pub(crate) fn set_route(&mut self, route: Route, peer: IpAddr) {
         self.route = route;
+        self.peer = Some(peer.to_canonical());
+    }
+
+    /// Whether this side dialled the connection that is there, straight to that address.
+    pub(crate) fn is_connected_to(&self, peer: IpAddr) -> bool {
+        self.carrier.is_some() && self.route.is_direct() && self.peer == Some(peer)
     }
 
     /// Since when the present carrier is there, if a thread may be sent to look for a better one.
@@ -497,13 +514,19 @@ impl State {
 
     /// What to block on, and whether until it is writable.
     pub(crate) fn readiness(&self) -> Option<(Readiness, bool)> {
-        self.carrier.as_ref().map(|carrier| (carrier.readiness(), carrier.is_stuck()))
+        self.carrier.as_ref().map(|carrier| (carrier.readiness(), carrier.awaits_socket()))
+    }
+
+    /// Whether frames have to be taken in as soon as its readiness says so, whoever does it: others wait for their room.
+    pub(crate) fn must_be_drained(&self) -> bool {
+        self.carrier.as_ref().is_some_and(|carrier| carrier.look_by().is_some())
     }
 
     /// The next instant at which [`State::progress`] has something to do by itself.
     pub(crate) fn due(&self) -> Option<Instant> {
         let ack = self.owed_since.filter(|_| self.carrier.is_some()).map(|since| since + ACK_AFTER);
-        [ack, self.connect_by()].into_iter().flatten().min()
+        let look = self.carrier.as_ref().and_then(|carrier| carrier.look_by());
+        [ack, look, self.connect_by()].into_iter().flatten().min()
     }
 
     /// Whether the door has to look after this channel if nobody else does.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::Hub;
 use super::passes::INCARNATION;
-use crate::carrier::tcp;
+use crate::carrier::{Carrier, tcp};
 use crate::error::ChannelError;
 use crate::hello::{ANSWER_BYTES, Answer, HELLO_BYTES, Heard, Hello, Refusal, is_direct};
 use crate::keys::{self, ChannelKeys, Protection};
@@ -189,7 +189,7 @@ fn attempt(
     route: &Route,
     passage: &Passage,
 ) -> Result<Done, Failed> {
-    let (incarnation, lacking, always_sealed, by) = {
+    let (incarnation, lacking, always_sealed, avoids, by) = {
         let mut state = channel.lock();
         let now = Instant::now();
         let by = state.connect_by().unwrap_or(now + MOVE_DEADLINE);
@@ -200,7 +200,7 @@ fn attempt(
             return Ok(Done::NotWanted);
         };
         state.incarnation = next;
-        (next, state.lacking(), state.always_sealed, by)
+        (next, state.lacking(), state.always_sealed, state.avoids_cable, by)
     };
     let until = by.min(Instant::now() + ATTEMPT);
     let mut stream = TcpStream::connect_timeout(&address, remaining(until)?)?;
@@ -218,22 +218,37 @@ fn attempt(
     }
     let aes = keys::has_aes() && !hub.options.without_aes;
     let direct = route.is_direct() && is_direct(stream.local_addr()?.ip(), stream.peer_addr()?.ip());
-    let sealed = always_sealed || hub.options.always_seal || !direct;
-    let hello = Hello::new(&channel.opening, sealed, aes, incarnation, lacking).encode(&channel.keys)?;
+    let cable = if route.is_direct() { hub.cable_to(address.ip()) } else { None };
+    let cable = cable.filter(|cable| avoids != Some(cable.number()));
+    let queues = cable.as_ref().and_then(|cable| channel.queues(cable, &channel.lock()));
+    let sealed = queues.is_none() && (always_sealed || hub.options.always_seal || !direct);
+    let over = if queues.is_some() { cable.map_or(0, |cable| cable.number()) } else { 0 };
+    let hello = Hello::new(&channel.opening, sealed, aes, incarnation, lacking);
+    let hello = Hello { cable: over, ..hello }.encode(&channel.keys)?;
     let answer = ask(&mut stream, &hello, by.min(Instant::now() + ATTEMPT))?;
-    let (protection, lacking) = heard(&answer, &hello, incarnation, &channel.keys)?;
+    let (protection, lacking) = match heard(&answer, &hello, incarnation, &channel.keys) {
+        Err(Failed::Refused(Refusal::NoCable)) => {
+            channel.lock().avoids_cable = Some(over);
+            return Err(Failed::Attempt(Refusal::NoCable.to_string()));
+        }
+        heard => heard?,
+    };
     if sealed == (protection == Protection::Plain) {
         return Err(Failed::Attempt("it answered with another protection than asked for".to_owned()));
     }
     tcp::prepare(&stream)?;
-    let carrier = channel.carrier(stream, incarnation, protection, hub.options.faults.next())?;
+    let peer = address.ip();
     let mut state = channel.lock();
+    let carrier: Box<dyn Carrier> = match queues {
+        Some(queues) => Box::new(queues.agreed(stream, state.lacking())),
+        None => Box::new(channel.carrier(stream, incarnation, protection, hub.options.faults.next())?),
+    };
     state.dialing = false;
     if !state.wants_connection() {
         return Ok(Done::NotWanted);
     }
-    state.set_route(route.clone());
-    state.install(Box::new(carrier), incarnation, lacking, Instant::now());
+    state.set_route(route.clone(), peer);
+    state.install(carrier, incarnation, lacking, Instant::now());
     Ok(Done::Connected)
 }
 

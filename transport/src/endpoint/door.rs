@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::forwarder::Arrival;
 use super::{Hub, REASON_LOST};
-use crate::carrier::{Readiness, tcp};
+use crate::carrier::{Carrier, Readiness, tcp};
 use crate::error::ChannelError;
 use crate::hello::{Answer, HELLO_BYTES, Hello, HelloError, Refusal, is_direct};
 use crate::keys::{self, ChannelKeys};
@@ -151,7 +151,8 @@ impl Door {
             .filter_map(|(channel, lingers)| {
                 let state = channel.lock();
                 let (readiness, stuck) = state.readiness()?;
-                let mut interest = if lingers { PollFlags::IN } else { HANGUP };
+                let takes_in = lingers || (state.must_be_drained() && !state.attended);
+                let mut interest = if takes_in { PollFlags::IN } else { HANGUP };
                 if stuck && !state.attended {
                     interest |= PollFlags::OUT;
                 }
@@ -286,7 +287,12 @@ impl Door {
             (Ok(local), Ok(remote)) => is_direct(local.ip(), remote.ip()),
             _ => false,
         };
-        if !hello.sealed && (self.hub.options.always_seal || !direct) {
+        let cable = if hello.cable == 0 { None } else { self.hub.cable_numbered(hello.cable) };
+        if hello.cable != 0 && cable.is_none() {
+            return no(Refusal::NoCable);
+        }
+        // What goes over a cable goes plain; whoever added it has seen to that.
+        if !hello.sealed && cable.is_none() && (self.hub.options.always_seal || !direct) {
             counts.hellos_plain_refused.add();
             return no(Refusal::PlainRefused);
         }
@@ -308,19 +314,30 @@ impl Door {
         }
         let now = Instant::now();
         state.drop_carrier("the other side dialled again".to_owned(), now);
+        let queues = match &cable {
+            None => None,
+            Some(cable) => match channel.queues(cable, &state) {
+                Some(queues) => Some(queues),
+                None => return no(Refusal::NoCable),
+            },
+        };
         let answer = Answer::Yes { protection, lacking: state.lacking() };
         let answered = answer
             .encode(&one.hello, hello.incarnation, Some(&channel.keys))
             .is_ok_and(|answer| (&one.stream).write(&answer).is_ok_and(|count| count == answer.len()));
         // The incarnation is used up either way: its keys must never protect a second connection.
         state.incarnation = hello.incarnation;
-        let carrier =
-            channel.carrier(one.stream, hello.incarnation, protection, self.hub.options.faults.next());
+        let carrier: Result<Box<dyn Carrier>, _> = match queues {
+            Some(queues) => Ok(Box::new(queues.agreed(one.stream, state.lacking()))),
+            None => channel
+                .carrier(one.stream, hello.incarnation, protection, self.hub.options.faults.next())
+                .map(|carrier| Box::new(carrier) as Box<dyn Carrier>),
+        };
         match carrier {
             Ok(carrier) if answered => {
                 // What it lacked when it dialled may have come by the old connection since.
                 let lacking = hello.lacking.max(state.acknowledged());
-                state.install(Box::new(carrier), hello.incarnation, lacking, now)
+                state.install(carrier, hello.incarnation, lacking, now)
             }
             Ok(_) => state.note_failure("the other side hung up while it was answered".to_owned()),
             Err(error) => state.note_failure(error.to_string()),

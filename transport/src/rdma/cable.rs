@@ -52,6 +52,9 @@ pub(super) const fn slots_of(shape: Shape) -> usize {
     2 * (shape.depth + shape.extra)
 }
 
+/// Messages that may have come and not been read.
+const RECEIVES: usize = SHAPES[0].depth + SHAPES[1].depth + SHAPES[2].depth;
+
 /// Registered memory of one cable.
 pub(super) const ARENA_BYTES: usize = {
     let mut bytes = 0;
@@ -303,7 +306,8 @@ impl Cable {
         if self.inboxes.contains_key(&channel) {
             return false;
         }
-        self.inboxes.insert(channel, Inbox { arrived: VecDeque::new(), wake, wants_room: false });
+        self.inboxes
+            .insert(channel, Inbox { arrived: VecDeque::with_capacity(RECEIVES), wake, wants_room: false });
         true
     }
 

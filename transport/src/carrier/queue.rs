@@ -1,0 +1,275 @@
+//! The carrier over queue pairs: one channel's share of a cable, and the TCP connection by which it was agreed.
+//!
+//! Frames go over the cable as plain bytes with a checksum. The connection carries none: it says that the other side is there, and
+//! its end is the end of this carrier. Where the cable breaks, the channel heals on a connection as it does from any loss.
+
+use std::io::{ErrorKind, Read};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::{Carrier, CarrierError, Readiness, Sent};
+use crate::endpoint::SharedCable;
+use crate::frame::{FrameError, HEADER_BYTES, Header, Kind};
+use crate::keys::Protection;
+use crate::rdma::cable::{Arrival, Cable, Piece, Wake};
+use crate::wait::Bell;
+use crate::window::WindowError;
+
+/// How often the connection is looked at while nothing comes.
+const LOOK_AT_ANCHOR: Duration = Duration::from_millis(1);
+/// The same while nobody polls.
+const LOOK_ASLEEP: Duration = Duration::from_millis(20);
+/// How long what was sent before the end of the connection may take to come.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// Rings for whoever sleeps on a channel.
+struct Ringer {
+    bell: Bell,
+    rung: AtomicBool,
+}
+
+impl Wake for Ringer {
+    fn wake(&self) {
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            self.bell.ring();
+        }
+    }
+}
+
+impl Ringer {
+    fn hush(&self) {
+        if self.rung.swap(false, Ordering::AcqRel) {
+            self.bell.hush();
+        }
+    }
+}
+
+impl std::os::fd::AsFd for Ringer {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
+
+/// Frames of one channel over a cable.
+pub(crate) struct QueueCarrier {
+    cable: Arc<SharedCable>,
+    channel: u16,
+    ringer: Arc<Ringer>,
+    anchor: Option<TcpStream>,
+    frame_bytes: u32,
+    /// The frame that did not find room as a whole: its header, payload, and how much of that is sent.
+    outgoing: Vec<u8>,
+    outgoing_header: [u8; HEADER_BYTES],
+    sent: usize,
+    /// Place of the first byte that has not come.
+    expected: u64,
+    /// The frame that is coming: place, bytes, and how many of them are here.
+    partial: Option<(u64, u32, usize)>,
+    looked: Instant,
+    /// Since when the other side says no more.
+    ended: Option<Instant>,
+}
+
+impl QueueCarrier {
+    /// Takes the channel's number on the cable, so that nothing is lost of what the other side sends once it agrees. `None` where
+    /// another channel has that number, the cable is broken, or there are no descriptors.
+    pub(crate) fn attach(cable: &Arc<SharedCable>, channel: u16, frame_bytes: u32) -> Option<QueueCarrier> {
+        let ringer = Arc::new(Ringer { bell: Bell::new().ok()?, rung: AtomicBool::new(false) });
+        {
+            let mut cable = cable.lock();
+            if cable.check().is_err() || !cable.attach(channel, Some(ringer.clone())) {
+                return None;
+            }
+        }
+        Some(QueueCarrier {
+            cable: cable.clone(),
+            channel,
+            ringer,
+            anchor: None,
+            frame_bytes,
+            outgoing: Vec::with_capacity(frame_bytes as usize),
+            outgoing_header: [0; HEADER_BYTES],
+            sent: 0,
+            expected: 0,
+            partial: None,
+            looked: Instant::now(),
+            ended: None,
+        })
+    }
+
+    /// Both sides agree, on `anchor`; the first byte that this side lacks is `expected`.
+    pub(crate) fn agreed(mut self, anchor: TcpStream, expected: u64) -> QueueCarrier {
+        self.anchor = Some(anchor);
+        self.expected = expected;
+        self
+    }
+
+    /// Whether the other side is there, looked at now and then.
+    fn look_at_anchor(&mut self, now: Instant) -> Result<(), CarrierError> {
+        if let Some(since) = self.ended {
+            return if now < since + GRACE { Ok(()) } else { Err(CarrierError::Ended) };
+        }
+        if now < self.looked + LOOK_AT_ANCHOR {
+            return Ok(());
+        }
+        self.looked = now;
+        let Some(mut anchor) = self.anchor.as_ref() else { return Ok(()) };
+        match anchor.read(&mut [0]) {
+            Ok(0) => {
+                self.ended = Some(now);
+                Ok(())
+            }
+            Ok(_) => Err(CarrierError::Window(WindowError::Overrun)),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(()),
+            Err(error) => Err(CarrierError::Io(error)),
+        }
+    }
+
+    /// Whether a piece is the next one.
+    fn fits(&self, arrival: &Arrival) -> bool {
+        let header = Header::decode(arrival.header(), self.frame_bytes);
+        // What is no frame is taken, to be found wanting.
+        let Ok(header) = header else { return true };
+        match (header.kind, self.partial) {
+            (Kind::Ack, _) => true,
+            (_, Some((seq, total, here))) => {
+                header.seq == seq && header.len == total && arrival.offset() as usize == here
+            }
+            (_, None) => header.seq <= self.expected && arrival.offset() == 0,
+        }
+    }
+
+    /// Puts a piece where it belongs; the frame's header once it is whole.
+    fn put(&mut self, arrival: &Arrival, room: &mut [u8]) -> Result<Option<Header>, CarrierError> {
+        let header = Header::decode(arrival.header(), self.frame_bytes).map_err(CarrierError::Frame)?;
+        let (bytes, offset) = (arrival.bytes(), arrival.offset() as usize);
+        if arrival.total() != header.len {
+            return Err(CarrierError::Frame(FrameError::Length(header.len)));
+        }
+        let place = room.get_mut(HEADER_BYTES + offset..).and_then(|room| room.get_mut(..bytes.len()));
+        place.ok_or(CarrierError::Window(WindowError::Overrun))?.copy_from_slice(bytes);
+        let here = offset + bytes.len();
+        if here < header.len as usize {
+            self.partial = Some((header.seq, header.len, here));
+            return Ok(None);
+        }
+        if header.len > 0 {
+            self.partial = None;
+        }
+        let payload = room.get(HEADER_BYTES..HEADER_BYTES + here).unwrap_or_default();
+        if header.checksum(payload) != header.crc32c {
+            return Err(CarrierError::Checksum);
+        }
+        if header.kind == Kind::Data {
+            self.expected = self.expected.max(header.seq.saturating_add(u64::from(header.len)));
+        }
+        Ok(Some(header))
+    }
+}
+
+/// Sends pieces of a frame from byte `from` on; up to where they found room.
+fn send_pieces(
+    cable: &mut Cable,
+    channel: u16,
+    header: [u8; HEADER_BYTES],
+    payload: &[u8],
+    from: usize,
+) -> Result<Option<usize>, CarrierError> {
+    let now = Instant::now();
+    let most = Cable::piece_bytes(payload.len());
+    let mut sent = from;
+    loop {
+        let bytes = payload.get(sent..).unwrap_or_default();
+        let bytes = bytes.get(..most).unwrap_or(bytes);
+        // At most the frame size, which is a u32.
+        let piece = Piece { header, total: payload.len() as u32, offset: sent as u32, bytes };
+        if !cable.send(channel, piece, now).map_err(CarrierError::Cable)? {
+            return Ok((sent > from).then_some(sent));
+        }
+        sent += bytes.len();
+        if sent == payload.len() {
+            return Ok(Some(sent));
+        }
+    }
+}
+
+impl Carrier for QueueCarrier {
+    fn send(&mut self, mut header: Header, payload: &[u8]) -> Result<Sent, CarrierError> {
+        if self.is_stuck() {
+            return Ok(Sent::Full);
+        }
+        header.channel = self.channel;
+        header.crc32c = header.checksum(payload);
+        let encoded = header.encode();
+        let sent = send_pieces(&mut self.cable.lock(), self.channel, encoded, payload, 0)?;
+        let Some(sent) = sent else { return Ok(Sent::Full) };
+        if sent < payload.len() {
+            self.outgoing.clear();
+            self.outgoing.extend_from_slice(payload);
+            (self.outgoing_header, self.sent) = (encoded, sent);
+        }
+        Ok(Sent::Taken)
+    }
+
+    fn flush(&mut self) -> Result<bool, CarrierError> {
+        if self.is_stuck() {
+            let mut cable = self.cable.lock();
+            let sent =
+                send_pieces(&mut cable, self.channel, self.outgoing_header, &self.outgoing, self.sent)?;
+            self.sent = sent.unwrap_or(self.sent);
+        }
+        Ok(!self.is_stuck())
+    }
+
+    fn receive(&mut self, room: &mut [u8]) -> Result<Option<Header>, CarrierError> {
+        let now = Instant::now();
+        self.ringer.hush();
+        let shared = self.cable.clone();
+        let mut cable = shared.lock();
+        cable.poll(now, Some(self.channel)).map_err(CarrierError::Cable)?;
+        while let Some(arrival) = cable.take(self.channel, |arrival| self.fits(arrival)) {
+            let put = self.put(&arrival, room);
+            cable.release(arrival);
+            if let Some(header) = put? {
+                return Ok(Some(header));
+            }
+        }
+        drop(cable);
+        self.look_at_anchor(now).map(|()| None)
+    }
+
+    fn say_no_more(&mut self) {
+        if let Some(anchor) = &self.anchor {
+            // An error means that the other side is gone, as the next look will say.
+            let _ = anchor.shutdown(Shutdown::Write);
+        }
+    }
+
+    fn readiness(&self) -> Readiness {
+        self.ringer.clone()
+    }
+
+    fn is_stuck(&self) -> bool {
+        self.sent < self.outgoing.len()
+    }
+
+    fn awaits_socket(&self) -> bool {
+        false
+    }
+
+    fn look_by(&self) -> Option<Instant> {
+        Some(self.looked + LOOK_ASLEEP)
+    }
+
+    fn protection(&self) -> Protection {
+        Protection::Plain
+    }
+}
+
+impl Drop for QueueCarrier {
+    fn drop(&mut self) {
+        self.cable.lock().detach(self.channel);
+    }
+}
