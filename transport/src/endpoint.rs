@@ -29,8 +29,8 @@ use crate::state::{Deadlines, Role, State};
 use crate::wait::Bell;
 use crate::window::{MAX_FRAME_BYTES, MIN_FRAME_BYTES};
 
-pub use self::cables::CableHandle;
 pub(crate) use self::cables::SharedCable;
+pub use self::cables::{CableHandle, REASON_CABLE_ENDED};
 use self::forwarder::Forwarder;
 pub use self::forwarder::MAX_FLOWS;
 use self::passes::Passes;

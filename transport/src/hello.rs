@@ -55,6 +55,8 @@ pub enum Purpose {
     Transit,
     /// Files and other large things that can wait.
     Bulk,
+    /// Agrees on a cable and watches over it; never goes over one itself.
+    Anchor,
 }
 
 impl Purpose {
@@ -64,6 +66,7 @@ impl Purpose {
             Purpose::Session => 2,
             Purpose::Transit => 3,
             Purpose::Bulk => 4,
+            Purpose::Anchor => 5,
         }
     }
 }

@@ -99,7 +99,7 @@ pub use channel::{Channel, Closer, Frame, Waker, wait_any};
 pub use counters::Counters;
 pub use endpoint::{
     CableHandle, Dialled, Endpoint, HEAL_DEADLINE, MAX_FLOWS, OPEN_DEADLINE, Offer, Opening, Options,
-    REASON_DROPPED, REASON_LOST, REASON_SHUT_DOWN, REASON_TOO_LONG,
+    REASON_CABLE_ENDED, REASON_DROPPED, REASON_LOST, REASON_SHUT_DOWN, REASON_TOO_LONG,
 };
 pub use error::{BindError, ChannelError, GrantError, OpenError};
 pub use fault::{Fault, Faults};

@@ -32,6 +32,7 @@ mod posted;
 pub mod software;
 pub mod station;
 mod types;
+pub mod upgrade;
 
 use std::sync::Arc;
 

@@ -7,8 +7,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::Hub;
-use crate::rdma::cable::{Cable, CableError, CableStats};
+use ring::rand::{self, SystemRandom};
+
+use super::{Endpoint, Hub};
+use crate::rdma::Kind;
+use crate::rdma::cable::{Cable, CableError, CableStats, Patience};
+use crate::rdma::station::Station;
+use crate::rdma::upgrade::{self, RoundTrips, Stays, Upgraded, Wanted};
+use crate::{Channel, Purpose, Wait};
+
+/// The reason that an anchor is closed with.
+pub const REASON_CABLE_ENDED: u16 = 0xfffb;
+
+/// How often the cable beside an anchor is looked at.
+const LOOK_AT_CABLE: Duration = Duration::from_millis(100);
+/// Longest message on an anchor once there is a cable; nothing is said.
+const MAX_ANCHOR_BYTES: usize = 64;
+/// How often a free number is looked for.
+const DRAWS: usize = 64;
 
 /// Pause of a keeper's polls just after something came, and the longest, once nothing came for a while: how late a message may
 /// be for a channel on which nobody spins.
@@ -38,6 +54,7 @@ impl SharedCable {
 /// A cable that an endpoint uses. It goes on being used after this is dropped.
 pub struct CableHandle {
     hub: Weak<Hub>,
+    made_of: Option<(Kind, Option<RoundTrips>)>,
     shared: Arc<SharedCable>,
 }
 
@@ -48,6 +65,29 @@ impl CableHandle {
         if let Some(hub) = self.hub.upgrade() {
             hub.take_up(&self.shared);
         }
+    }
+
+    /// The kind of its queue pairs, and what the proposing side measured; `None` where that was not this side, or the cable
+    /// was not made by an upgrade.
+    pub fn made_of(&self) -> Option<(Kind, Option<RoundTrips>)> {
+        self.made_of
+    }
+
+    /// Watches over it with the anchor by which it was agreed, until it breaks here, or there, or the other side is gone. Then both
+    /// are ended. Why, is the answer.
+    pub fn watch(self, mut anchor: Channel) -> CableError {
+        let mut message = Vec::new();
+        let why = loop {
+            if let Err(error) = self.state() {
+                break error;
+            }
+            if anchor.recv(&mut message, MAX_ANCHOR_BYTES, Wait::up_to(LOOK_AT_CABLE)).is_err() {
+                break CableError::Torn;
+            }
+        };
+        anchor.close(REASON_CABLE_ENDED);
+        self.end();
+        why
     }
 
     /// Why it is of no use any more; `Ok` while it is used.
@@ -69,7 +109,76 @@ impl CableHandle {
     }
 }
 
+impl Endpoint {
+    /// Proposes a cable to the other end of `anchor`, the node at `peer`, and has both sides' channels go over it; else why both
+    /// stay as they are. Blocks for some seconds at most. See [`Endpoint::add_cable`] about what goes over it.
+    pub fn propose_cable(
+        &self,
+        anchor: &mut Channel,
+        station: &Arc<Station>,
+        peer: IpAddr,
+        wanted: Wanted,
+        patience: Patience,
+    ) -> Result<CableHandle, Stays> {
+        let mut handle = None;
+        let agreed = upgrade::propose(anchor, station, wanted, patience, |upgraded| {
+            handle = self.keep_cable(upgraded, peer);
+            handle.is_some().then_some(())
+        });
+        taken_up(agreed, handle)
+    }
+
+    /// Answers [`Endpoint::propose_cable`].
+    pub fn answer_cable(
+        &self,
+        anchor: &mut Channel,
+        station: &Arc<Station>,
+        peer: IpAddr,
+        patience: Patience,
+    ) -> Result<CableHandle, Stays> {
+        let number = self.owner.hub.free_number().ok_or(Stays::NumberInUse)?;
+        let mut handle = None;
+        let agreed = upgrade::answer(anchor, station, number, patience, |upgraded| {
+            handle = self.keep_cable(upgraded, peer);
+            handle.is_some().then_some(())
+        });
+        taken_up(agreed, handle)
+    }
+
+    fn keep_cable(&self, upgraded: Upgraded, peer: IpAddr) -> Option<CableHandle> {
+        let Upgraded { cable, number, kind, round_trips } = upgraded;
+        let handle = self.add_cable(cable, number, peer)?;
+        Some(CableHandle { made_of: Some((kind, round_trips)), ..handle })
+    }
+}
+
+/// A cable that both sides have is used from now on; one that they do not is ended.
+fn taken_up(agreed: Result<(), Stays>, handle: Option<CableHandle>) -> Result<CableHandle, Stays> {
+    match (agreed, handle) {
+        (Ok(()), Some(handle)) => {
+            handle.take_up();
+            Ok(handle)
+        }
+        (agreed, handle) => {
+            handle.into_iter().for_each(CableHandle::end);
+            Err(agreed.err().unwrap_or(Stays::NumberInUse))
+        }
+    }
+}
+
 impl Hub {
+    /// A number of no cable here.
+    fn free_number(&self) -> Option<NonZeroU16> {
+        let cables = self.cables();
+        let taken = |number: &NonZeroU16| cables.iter().any(|cable| cable.number == *number);
+        // By chance, so that the other side hardly ever has it either.
+        let random = SystemRandom::new();
+        let mut draws =
+            std::iter::repeat_with(|| rand::generate::<[u8; 2]>(&random).map(|drawn| drawn.expose()));
+        let drawn = draws.by_ref().take(DRAWS).filter_map(Result::ok).map(u16::from_le_bytes);
+        drawn.filter_map(NonZeroU16::new).find(|number| !taken(number))
+    }
+
     fn cables(&self) -> MutexGuard<'_, Vec<Arc<SharedCable>>> {
         self.cables.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -123,17 +232,17 @@ impl Hub {
             self.forget_cable(&shared);
             return None;
         }
-        Some(CableHandle { hub: Arc::downgrade(self), shared })
+        Some(CableHandle { hub: Arc::downgrade(self), made_of: None, shared })
     }
 
     /// Has the channels that this side dialled to the other end of a cable dial again, and so come to it.
     fn take_up(self: &Arc<Self>, cable: &SharedCable) {
         let channels: Vec<_> = self.registry().channels.values().cloned().collect();
-        for channel in channels {
+        for channel in channels.iter().filter(|channel| channel.opening.purpose != Purpose::Anchor) {
             let mut state = channel.lock();
             if state.is_connected_to(cable.peer) {
                 state.drop_carrier("it moves to a cable".to_owned(), Instant::now());
-                self.dial_if_needed(&channel, &mut state);
+                self.dial_if_needed(channel, &mut state);
             }
         }
     }

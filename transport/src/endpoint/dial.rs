@@ -10,7 +10,7 @@ use super::Hub;
 use super::passes::INCARNATION;
 use crate::carrier::{Carrier, tcp};
 use crate::error::ChannelError;
-use crate::hello::{ANSWER_BYTES, Answer, HELLO_BYTES, Heard, Hello, Refusal, is_direct};
+use crate::hello::{ANSWER_BYTES, Answer, HELLO_BYTES, Heard, Hello, Purpose, Refusal, is_direct};
 use crate::keys::{self, ChannelKeys, Protection};
 use crate::route::{Passage, Route};
 use crate::shared::Shared;
@@ -218,7 +218,8 @@ fn attempt(
     }
     let aes = keys::has_aes() && !hub.options.without_aes;
     let direct = route.is_direct() && is_direct(stream.local_addr()?.ip(), stream.peer_addr()?.ip());
-    let cable = if route.is_direct() { hub.cable_to(address.ip()) } else { None };
+    let by_cable = route.is_direct() && channel.opening.purpose != Purpose::Anchor;
+    let cable = if by_cable { hub.cable_to(address.ip()) } else { None };
     let cable = cable.filter(|cable| avoids != Some(cable.number()));
     let queues = cable.as_ref().and_then(|cable| channel.queues(cable, &channel.lock()));
     let sealed = queues.is_none() && (always_sealed || hub.options.always_seal || !direct);

@@ -10,11 +10,13 @@ use shoal_transport::rdma::Kind;
 use shoal_transport::rdma::cable::{Cable, CableError, Patience};
 use shoal_transport::rdma::software::{Fault, Held, Limits, Software};
 use shoal_transport::rdma::station::{MAX_CABLES, Station};
-use shoal_transport::{CableHandle, ChannelError, Endpoint, Options, Protection};
+use shoal_transport::rdma::upgrade::{Stays, Wanted};
+use shoal_transport::{CableHandle, Channel, ChannelError, Endpoint, Opening, Options, Protection, Purpose};
 
 use crate::pair::{Pair, between, bytes, cap, eventually, exchange_both, opening, pair, pair_with, receive};
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const PATIENCE: Patience = Patience { ask_after: Duration::from_millis(2), silence: Duration::from_secs(1) };
 
 /// Two software devices with a cable, made ready.
 struct Devices {
@@ -32,9 +34,8 @@ impl Devices {
 
     /// A cable for each side.
     fn cables(&self, kind: Kind, incarnation: u32) -> Result<(Cable, Cable), CableError> {
-        let patience = Patience { ask_after: Duration::from_millis(2), silence: Duration::from_millis(300) };
-        let mut near = Cable::prepare(&self.near, kind, incarnation, patience)?;
-        let mut far = Cable::prepare(&self.far, kind, incarnation, patience)?;
+        let mut near = Cable::prepare(&self.near, kind, incarnation, PATIENCE)?;
+        let mut far = Cable::prepare(&self.far, kind, incarnation, PATIENCE)?;
         let (ours, theirs) = (near.addresses(1)?, far.addresses(2)?);
         let mtu = self.near.mtu_and_lid()?.0;
         let now = Instant::now();
@@ -182,4 +183,99 @@ fn a_channel_heals_within_its_message_and_goes_back_to_the_next_cable() {
         drop((near, far));
         eventually("nothing is held", || software.held() == Held::default());
     }
+}
+
+/// Both sides' answers to a proposal over an anchor of their own, and the anchor.
+type Agreed = (Result<CableHandle, Stays>, Result<CableHandle, Stays>, Channel, Channel);
+
+fn upgrade(devices: &Devices, near: &Endpoint, far: &Endpoint, wanted: Wanted) -> Agreed {
+    let anchored = Opening { purpose: Purpose::Anchor, ..opening(4096) };
+    let (mut ours, mut theirs) = between(near, far, anchored);
+    let (proposed, answered) = std::thread::scope(|scope| {
+        let proposing = scope.spawn(|| near.propose_cable(&mut ours, &devices.near, HERE, wanted, PATIENCE));
+        let answering = scope.spawn(|| far.answer_cable(&mut theirs, &devices.far, HERE, PATIENCE));
+        (proposing.join().unwrap(), answering.join().unwrap())
+    });
+    (proposed, answered, ours, theirs)
+}
+
+#[test]
+fn neighbours_agree_on_the_best_cable_that_both_can_and_watch_over_it() {
+    for (limits, kind) in [(Limits::LINUX, Kind::Rc), (Limits::APPLE, Kind::Uc)] {
+        let devices = Devices::new(limits);
+        let mut pair = pair(65_536);
+        assert!(pair.dialer.wait_live(cap()).unwrap());
+        let (ours, theirs, near_anchor, far_anchor) =
+            upgrade(&devices, &pair.near, &pair.far, Wanted::Always);
+        let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+        let (made_of, round_trips) = ours.made_of().unwrap();
+        assert_eq!((made_of, theirs.made_of()), (kind, Some((kind, None))));
+        assert!(round_trips.unwrap().cable_us.0 > 0.0);
+        eventually("the channel moves", || pair.dialer.stats().live && pair.dialer.stats().incarnation > 1);
+        let pings = ours.stats().sent;
+        exchange_both(&mut pair, &messages(1, &SIZES), &messages(2, &SIZES));
+        assert!(ours.stats().sent > pings + 8);
+        // It breaks at one end alone; the anchor tells the other.
+        std::thread::scope(|scope| {
+            let watching = scope.spawn(|| ours.watch(near_anchor));
+            let watched = scope.spawn(|| theirs.watch(far_anchor));
+            devices.software.fail("near", Fault::ErrorAfter(0));
+            exchange_both(&mut pair, &messages(3, &SIZES), &messages(4, &SIZES));
+            assert!(matches!(watching.join().unwrap(), CableError::Failed { .. }));
+            watched.join().unwrap();
+        });
+        eventually("all is given back", || {
+            devices.near.free_cables() == MAX_CABLES && devices.far.free_cables() == MAX_CABLES
+        });
+    }
+}
+
+#[test]
+fn whatever_is_in_the_way_both_sides_stay_and_say_why() {
+    for (fault, here, there) in [
+        (
+            Fault::PathRefused,
+            "here: ibv_modify_qp to RTR on near",
+            "the other side: here: ibv_modify_qp to RTR on near",
+        ),
+        (
+            Fault::PortDown,
+            "here: the other side was silent",
+            "the other side: here: the other side was silent",
+        ),
+        (
+            Fault::LosesOneIn(1),
+            "here: the other side was silent",
+            "the other side: here: the other side was silent",
+        ),
+        (
+            Fault::ErrorAfter(5),
+            "here: a message of 4096 bytes failed",
+            "the other side: here: a message of 4096",
+        ),
+    ] {
+        let devices = Devices::new(Limits::APPLE);
+        let mut pair = pair(4096);
+        devices.software.fail("near", fault);
+        let (ours, theirs, _near_anchor, _far_anchor) =
+            upgrade(&devices, &pair.near, &pair.far, Wanted::IfFaster);
+        let (ours, theirs) = (ours.err().unwrap().to_string(), theirs.err().unwrap().to_string());
+        assert!(ours.starts_with(here), "{fault:?}: {ours}");
+        assert!(theirs.starts_with(there), "{fault:?}: {theirs}");
+        assert_eq!((devices.near.free_cables(), devices.far.free_cables()), (MAX_CABLES, MAX_CABLES));
+        assert_eq!(devices.software.held().queue_pairs, 0);
+        exchange_both(&mut pair, &messages(1, &SIZES), &messages(2, &SIZES));
+    }
+}
+
+#[test]
+fn used_up_queue_pairs_at_the_other_end_are_a_reason() {
+    let devices = Devices::new(Limits::APPLE);
+    let pair = pair(4096);
+    let _cables: Vec<_> =
+        (1..=3).map(|number| devices.join(&pair.near, &pair.far, Kind::Uc, number)).collect();
+    let (ours, theirs, _near_anchor, _far_anchor) = upgrade(&devices, &pair.near, &pair.far, Wanted::Always);
+    let (ours, theirs) = (ours.err().unwrap().to_string(), theirs.err().unwrap().to_string());
+    assert!(theirs.contains("queue pairs used up, 10 of this process on this device"), "{theirs}");
+    assert!(ours.starts_with("the other side: here: ") && ours.contains("queue pairs used up"), "{ours}");
 }

@@ -10,3 +10,4 @@ mod cable;
 mod conformance;
 mod faults;
 mod native;
+mod upgrade;
