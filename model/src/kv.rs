@@ -3,8 +3,6 @@
 mod kind;
 mod pages;
 
-use std::ops::Range;
-
 use half::f16;
 
 pub use kind::{KvType, KvTypeError};
@@ -12,7 +10,7 @@ pub use pages::{Full, PAGE, PageCopy, Pages, pages_for};
 
 use crate::kernels::arena::Arena;
 use crate::kernels::attention::Heads;
-use crate::kernels::cache::{Kept, LayerNumbers, LayerView, LayerWriter, Places, page_factors};
+use crate::kernels::cache::{HeadPages, Kept, LayerNumbers, LayerView, LayerWriter, Places, page_factors};
 
 /// Sequences that may stay in the cache beside those that run, so that what they begin with can be used again; they hold
 /// pages only as long as nobody else needs them.
@@ -30,9 +28,10 @@ pub fn pool_pages(slots: u16, context: u32) -> usize {
 
 /// Keys and values of some layers in pages that are allocated once.
 ///
-/// By layer, page and KV head: of the keys, rows of positions by dimension, so that a lane is a position; of the values,
-/// rows of dimensions by position. Dimensions are filled up to a multiple of sixteen. Where numbers have factors, these are
-/// beside the pages: of the keys for each position, then of the values.
+/// By page, layer and KV head, so that a short sequence takes memory for its positions and not a large page for each
+/// layer: of the keys, rows of positions by dimension, so that a lane is a position; of the values, rows of dimensions by
+/// position. Dimensions are filled up to a multiple of sixteen. Where numbers have factors, these are beside the pages: of
+/// the keys for each position, then of the values.
 pub(crate) struct KvCache {
     numbers: Numbers,
     pages: Pages,
@@ -64,36 +63,25 @@ impl<E: Kept> Arenas<E> {
         })
     }
 
-    /// Some pages of KV heads, counted over all layers.
-    fn view(&self, pages: Range<usize>, heads: Heads) -> LayerView<'_, E> {
-        let (elements, factors) = ranges::<E>(pages, heads);
-        LayerView {
-            keys: &self.keys[elements.clone()],
-            values: &self.values[elements],
-            factors: &self.factors[factors],
+    fn view(&self, at: HeadPages) -> LayerView<'_, E> {
+        LayerView { keys: &self.keys, values: &self.values, factors: &self.factors, at }
+    }
+
+    fn places<'a>(&'a mut self, at: HeadPages, pages: &'a Pages, heads: Heads) -> Places<'a, E> {
+        Places::new((&mut self.keys, &mut self.values, &mut self.factors), at, pages, heads)
+    }
+
+    /// Copies a page, of which the layers' places are `at`.
+    fn copy(&mut self, PageCopy { from, to }: PageCopy, at: HeadPages, heads: Heads) {
+        let (elements, factors) = (heads.page_elements(), page_factors::<E>(heads));
+        for part in 0..at.of_page {
+            let (from, to) = (at.of(from, part), at.of(to, part));
+            let range = |size: usize| from * size..(from + 1) * size;
+            self.keys.copy_within(range(elements), to * elements);
+            self.values.copy_within(range(elements), to * elements);
+            self.factors.copy_within(range(factors), to * factors);
         }
     }
-
-    /// The same to write into.
-    fn places<'a>(&'a mut self, range: Range<usize>, pages: &'a Pages, heads: Heads) -> Places<'a, E> {
-        let (elements, factors) = ranges::<E>(range, heads);
-        let (keys, values) = (&mut self.keys[elements.clone()], &mut self.values[elements]);
-        Places::new((keys, values, &mut self.factors[factors]), pages, heads)
-    }
-
-    /// Copies some pages to those from `to` on.
-    fn copy(&mut self, from: Range<usize>, to: usize, heads: Heads) {
-        let (elements, factors) = ranges::<E>(from, heads);
-        self.keys.copy_within(elements.clone(), to * heads.page_elements());
-        self.values.copy_within(elements, to * heads.page_elements());
-        self.factors.copy_within(factors, to * page_factors::<E>(heads));
-    }
-}
-
-/// Where pages of KV heads lie among numbers and factors.
-fn ranges<E: Kept>(pages: Range<usize>, heads: Heads) -> (Range<usize>, Range<usize>) {
-    let of = |size: usize| pages.start * size..pages.end * size;
-    (of(heads.page_elements()), of(page_factors::<E>(heads)))
 }
 
 impl KvCache {
@@ -123,43 +111,38 @@ impl KvCache {
         &self.pages
     }
 
-    /// The pages of KV heads of a layer, counted from the shard's first.
-    fn of_layer(&self, layer: usize) -> Range<usize> {
-        let size = self.pages.pages() * self.heads.kv_heads;
-        layer * size..(layer + 1) * size
+    /// Where a layer lies, counted from the shard's first.
+    fn of_layer(&self, layer: usize) -> HeadPages {
+        let kv_heads = self.heads.kv_heads;
+        HeadPages { first: layer * kv_heads, of_page: self.layers * kv_heads }
     }
 
     /// For reading a layer, counted from the shard's first.
     pub(crate) fn layer(&self, layer: usize) -> LayerNumbers<'_> {
-        let range = self.of_layer(layer);
+        let at = self.of_layer(layer);
         match &self.numbers {
-            Numbers::F16(arenas) => LayerNumbers::F16(arenas.view(range, self.heads)),
-            Numbers::Q8(arenas) => LayerNumbers::Q8(arenas.view(range, self.heads)),
+            Numbers::F16(arenas) => LayerNumbers::F16(arenas.view(at)),
+            Numbers::Q8(arenas) => LayerNumbers::Q8(arenas.view(at)),
         }
     }
 
     /// For writing into a layer, counted from the shard's first.
     pub(crate) fn writer(&mut self, layer: usize) -> LayerWriter<'_> {
-        let range = self.of_layer(layer);
+        let at = self.of_layer(layer);
         let (pages, heads) = (&self.pages, self.heads);
         match &mut self.numbers {
-            Numbers::F16(arenas) => LayerWriter::F16(arenas.places(range, pages, heads)),
-            Numbers::Q8(arenas) => LayerWriter::Q8(arenas.places(range, pages, heads)),
+            Numbers::F16(arenas) => LayerWriter::F16(arenas.places(at, pages, heads)),
+            Numbers::Q8(arenas) => LayerWriter::Q8(arenas.places(at, pages, heads)),
         }
     }
 
     /// Makes room for the first `len` positions of a sequence.
     pub(crate) fn grow(&mut self, place: usize, len: usize) -> Result<(), Full> {
-        let Some(PageCopy { from, to }) = self.pages.grow(place, len)? else { return Ok(()) };
-        let kv_heads = self.heads.kv_heads;
-        for layer in 0..self.layers {
-            let first = self.of_layer(layer).start;
-            let at = |page: u32| first + page as usize * kv_heads;
-            let from = at(from)..at(from) + kv_heads;
-            match &mut self.numbers {
-                Numbers::F16(arenas) => arenas.copy(from, at(to), self.heads),
-                Numbers::Q8(arenas) => arenas.copy(from, at(to), self.heads),
-            }
+        let Some(copy) = self.pages.grow(place, len)? else { return Ok(()) };
+        let (at, heads) = (self.of_layer(0), self.heads);
+        match &mut self.numbers {
+            Numbers::F16(arenas) => arenas.copy(copy, at, heads),
+            Numbers::Q8(arenas) => arenas.copy(copy, at, heads),
         }
         Ok(())
     }

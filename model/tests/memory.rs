@@ -12,6 +12,10 @@ use shoal_model::{
 };
 
 const MIB: u64 = 1 << 20;
+/// Positions of a step.
+const STEP: u32 = 128;
+/// Large pages that are begun by the first positions of a cache: of keys, of values and of their factors.
+const BEGUN: u64 = 3 * 2 * MIB;
 
 /// Bytes of a field of `/proc/self/status`.
 fn status(field: &str) -> u64 {
@@ -63,6 +67,8 @@ fn check(
     let of_text = status("RssAnon:").saturating_sub(before);
     let mut number = 0;
     let mut output = Vec::new();
+    let loaded = status("RssAnon:");
+    let mut begun = None;
     for slot in 0..slots {
         let prompt: Vec<u32> = (0..context).map(|i| i % config.vocab).collect();
         let request = Arc::new(Request {
@@ -76,13 +82,14 @@ fn check(
             trace: true,
         });
         let mut ops = vec![Op::Admit { slot, request }];
-        for (index, tokens) in prompt.chunks(128).enumerate() {
-            let pos = index as u32 * 128;
+        for (index, tokens) in prompt.chunks(STEP as usize).enumerate() {
+            let pos = index as u32 * STEP;
             let want = if pos + tokens.len() as u32 == context { Want::Sample } else { Want::Nothing };
             ops.push(Op::Run { slot, pos, tokens: tokens.to_vec(), want });
             number += 1;
             let input = vec![0.1; if first { 0 } else { tokens.len() * shard.hidden() }];
             shard.execute(&Step { number, ops: std::mem::take(&mut ops) }, &input, &mut output).unwrap();
+            begun.get_or_insert_with(|| status("RssAnon:").saturating_sub(loaded));
         }
     }
     let grown = status("RssAnon:").saturating_sub(anon);
@@ -102,6 +109,13 @@ fn check(
     assert!(grown <= stated + stated / 10 + 8 * MIB, "{grown} bytes for {stated} stated");
     // A device's weights are counted with what `candle` may pack once more.
     assert!(grown >= weights + kv || device != Device::Cpu, "{grown} bytes cannot hold weights and cache");
+    if device == Device::Cpu {
+        // A cache by layers would have begun large pages in each of them.
+        let first = kv / (u64::from(context) * u64::from(slots)) * u64::from(STEP);
+        let most = first + scratch + BEGUN;
+        let begun = begun.unwrap();
+        assert!(begun <= most, "a first step took {begun} bytes for {most} that it may take");
+    }
     assert!(mapped <= 8 * MIB, "the map keeps {mapped} bytes resident");
 }
 
@@ -140,7 +154,9 @@ fn a_shard_takes_what_its_footprint_says() {
         // A cache that is most of what is allocated.
         (path.clone(), 0..3, 1024, 64, KvType::Q8, Device::Cpu),
         (path.clone(), 0..8, 256, 4, KvType::Q8, Device::Cpu),
-        (path, 0..3, 128, 8, KvType::F16, Device::Cpu),
+        (path.clone(), 0..3, 128, 8, KvType::F16, Device::Cpu),
+        // Many layers of many positions.
+        (path, 0..8, 1024, 16, KvType::F16, Device::Cpu),
     ];
     if let Some(path) = std::env::var_os("SHOAL_TEST_MODEL") {
         cases.push((path.clone().into(), 0..30, 64, 3, KvType::F16, Device::Cpu));

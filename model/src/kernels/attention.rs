@@ -185,8 +185,8 @@ impl<'a, E: Kept> View<'a, E> {
     #[inline(always)]
     fn page(&self, index: usize) -> Page<'a, E> {
         let size = self.heads.page_elements();
-        let page = self.pages[index] as usize * self.heads.kv_heads + self.kv_head;
-        let LayerView { keys, values, factors } = self.layer;
+        let LayerView { keys, values, factors, at } = self.layer;
+        let page = at.of(self.pages[index], self.kv_head);
         let count = page_factors::<E>(self.heads);
         let (key_factors, value_factors) = factors[page * count..(page + 1) * count].split_at(count / 2);
         Page {

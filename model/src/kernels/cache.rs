@@ -98,13 +98,39 @@ pub(crate) enum LayerNumbers<'a> {
     Q8(LayerView<'a, i8>),
 }
 
-/// Pages of KV heads.
+/// Where the KV heads of a layer lie within pages that hold those of all layers, a part for each.
+///
+/// A sequence's pages are read one after the other. Were their parts an even number of parts apart, they would share a half of
+/// a processor cache's sets, or fewer: so where a page has an even number of parts, each begins one part later than the page
+/// before. (SmolLM2, where these are 90 of 8 KiB: without it a prompt of 4,000 tokens took some 2 % longer.)
+#[derive(Clone, Copy)]
+pub(crate) struct HeadPages {
+    /// The layer's first part.
+    pub(crate) first: usize,
+    /// Parts of a page.
+    pub(crate) of_page: usize,
+}
+
+impl HeadPages {
+    /// A KV head's part of a page, counted from the first part of the first page.
+    #[inline(always)]
+    pub(crate) fn of(self, page: u32, kv_head: usize) -> usize {
+        let HeadPages { first, of_page } = self;
+        let page = page as usize;
+        let turn = if of_page.is_multiple_of(2) { page % of_page } else { 0 };
+        let part = first + kv_head + turn;
+        page * of_page + if part < of_page { part } else { part - of_page }
+    }
+}
+
+/// The pages of all layers, and where one layer's are.
 #[derive(Clone, Copy)]
 pub(crate) struct LayerView<'a, E> {
     pub(crate) keys: &'a [E],
     pub(crate) values: &'a [E],
-    /// [`page_factors`] for each.
+    /// [`page_factors`] for each part of a page.
     pub(crate) factors: &'a [f32],
+    pub(crate) at: HeadPages,
 }
 
 /// One layer, into which several threads write, each its own positions.
@@ -113,11 +139,12 @@ pub(crate) enum LayerWriter<'a> {
     Q8(Places<'a, i8>),
 }
 
-/// Pages of KV heads that are written.
+/// The pages of all layers, one of which is written.
 pub(crate) struct Places<'a, E> {
     keys: Disjoint<'a, E>,
     values: Disjoint<'a, E>,
     factors: Disjoint<'a, f32>,
+    at: HeadPages,
     pages: &'a Pages,
     heads: Heads,
 }
@@ -136,14 +163,15 @@ impl LayerWriter<'_> {
 }
 
 impl<'a, E> Places<'a, E> {
-    /// Keys, values and factors of one layer.
+    /// Keys, values and factors, of which a layer is written.
     pub(crate) fn new(
         (keys, values, factors): (&'a mut [E], &'a mut [E], &'a mut [f32]),
+        at: HeadPages,
         pages: &'a Pages,
         heads: Heads,
     ) -> Self {
         let (keys, values, factors) = (Disjoint::new(keys), Disjoint::new(values), Disjoint::new(factors));
-        Places { keys, values, factors, pages, heads }
+        Places { keys, values, factors, at, pages, heads }
     }
 }
 
@@ -161,14 +189,14 @@ impl<E: Kept + Default> Kernel for Write<'_, E> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let Places { keys, values, factors, pages, heads } = self.places;
+        let Places { keys, values, factors, at: layer, pages, heads } = self.places;
         let (dim, padded, blocks) = (heads.dim, heads.padded(), heads.factor_blocks());
-        let first = pages.of(self.place)[self.pos / PAGE] as usize * heads.kv_heads;
+        let page = pages.of(self.place)[self.pos / PAGE];
         let within = self.pos % PAGE;
         let mut kept = [E::default(); LANES];
         for head in 0..heads.kv_heads {
-            let page = first + head;
-            let (start, factor_start) = (page * heads.page_elements(), page * page_factors::<E>(*heads));
+            let part = layer.of(page, head);
+            let (start, factor_start) = (part * heads.page_elements(), part * page_factors::<E>(*heads));
             let of_head = head * dim..(head + 1) * dim;
             let (key, value) = (&self.keys[of_head.clone()], &self.values[of_head]);
             for (block, numbers) in key.chunks(FACTOR_DIMS).enumerate() {
