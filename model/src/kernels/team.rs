@@ -10,31 +10,25 @@
 //! then sleeps.
 //!
 //! The caller never waits for a thread that has not begun: if the system gives its core to someone else, the others
-//! take its items. It has to wait for one that lost its core in the middle of an item; when that happens the thread is
-//! left out for a while, because a team that waits for the scheduler of the system is slower than a smaller one.
+//! take its items. It has to wait for one that lost its core in the middle of an item; when that happens too often the
+//! thread is left out for a while, because a team that waits for the scheduler of the system is slower than a smaller one.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use std::{hint, io, thread};
 
 use super::lanes::Path;
+use contention::Contention;
+
+mod contention;
 
 /// Turns of the spin loop before a thread without work sleeps: some 50 microseconds, longer than the serial parts
 /// between two operations of a step and far shorter than the time between two steps.
 const SPIN_TURNS: u32 = 2_000;
-
-/// Waiting for another thread's last item for so long, and longer than all of one's own took, means that it lost its core:
-/// a time slice of the system is some milliseconds.
-const LOST_CORE: Duration = Duration::from_micros(500);
-/// How long the team does with a thread less after that, at first; doubled with every time that it happens again soon. Each
-/// trial costs a time slice, so the first pause is worth some of them.
-const PAUSE: Duration = Duration::from_millis(60);
-/// The longest such time.
-const LONGEST_PAUSE: Duration = Duration::from_millis(2_000);
 
 /// The most threads of a team.
 pub(crate) const MAX_THREADS: usize = 256;
@@ -53,17 +47,6 @@ pub(crate) struct Team {
 struct Member {
     handle: Option<JoinHandle<()>>,
     thread: Thread,
-}
-
-/// Whether other programs take the team's cores.
-#[derive(Default)]
-struct Contention {
-    /// Threads that are left out until then.
-    left_out: usize,
-    until: Option<Instant>,
-    /// When all last were together again, and for how long they had not been.
-    together: Option<Instant>,
-    pause: Duration,
 }
 
 struct Shared {
@@ -110,8 +93,12 @@ impl Team {
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
         });
-        let mut team =
-            Team { shared, members: Vec::new(), path: Path::best(), contention: Contention::default() };
+        let mut team = Team {
+            shared,
+            members: Vec::new(),
+            path: Path::best(),
+            contention: Contention::new(threads, Instant::now()),
+        };
         for index in 1..threads {
             let shared = Arc::clone(&team.shared);
             // On failure the drop of `team` ends those already started.
@@ -131,7 +118,7 @@ impl Team {
 
     /// Threads that take part now.
     pub(crate) fn active(&self) -> usize {
-        self.threads().saturating_sub(self.contention.left_out).max(1)
+        self.threads().saturating_sub(self.contention.left_out()).max(1)
     }
 
     /// The instructions that the kernels use.
@@ -187,7 +174,9 @@ impl Team {
                 own += shared.help(0, active);
             }
         }
-        self.contention.waited(posted, waited);
+        if let Some(since) = waited.yielding {
+            self.contention.waited(posted, since, Instant::now());
+        }
         if shared.panicked.swap(false, Ordering::Relaxed) {
             resume_unwind(Box::new("a computing thread panicked"));
         }
@@ -290,30 +279,6 @@ impl Share {
                 Ok(_) => return unsafe { *self.work.get() }.map(|work| (next as usize, work)),
                 Err(now) => items = now,
             }
-        }
-    }
-}
-
-impl Contention {
-    fn begin_step(&mut self) {
-        let Some(until) = self.until else { return };
-        let now = Instant::now();
-        if now >= until {
-            self.until = None;
-            self.left_out = 0;
-            self.together = Some(now);
-        }
-    }
-
-    /// Notices a wait for work posted then that is as long as it is only where a thread lost its core.
-    fn waited(&mut self, posted: Instant, wait: Wait) {
-        if let Some(since) = wait.yielding
-            && since.elapsed() >= LOST_CORE.max(since - posted)
-        {
-            let soon = self.together.is_some_and(|together| since - together < 4 * self.pause);
-            self.pause = if soon { (2 * self.pause).min(LONGEST_PAUSE) } else { PAUSE };
-            self.left_out += 1;
-            self.until = Some(Instant::now() + self.pause);
         }
     }
 }
