@@ -9,6 +9,7 @@ ratios. The last column is the load average at the row's end: on a machine that 
 """
 import argparse
 import contextlib
+import ctypes
 import os
 import re
 import subprocess
@@ -18,6 +19,8 @@ import compare
 import start
 
 MB = 1e6
+# linux/prctl.h
+PR_SET_THP_DISABLE = 41
 
 
 @contextlib.contextmanager
@@ -31,6 +34,21 @@ def spinner():
     finally:
         child.kill()
         child.wait()
+
+
+@contextlib.contextmanager
+def small_pages():
+    """Whoever is started meanwhile is refused huge pages."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def refuse(whether):
+        if libc.prctl(PR_SET_THP_DISABLE, whether, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_THP_DISABLE)")
+    refuse(1)
+    try:
+        yield
+    finally:
+        refuse(0)
 
 
 class Table:
@@ -64,6 +82,12 @@ class Table:
             self.speed(f"decode 128 after a short prompt, {of}", "1.9", model, "decode", threads=threads, prompt=32)
             self.speed(f"decode at 1,024 of context, {of}", "2.8", model, "decode", threads=threads, prompt=1024, tokens=64)
             self.speed(f"prefill 512, {of}", "3.5", model, "prefill", threads=threads, prompt=512, tokens=1)
+
+    def refused(self, model):
+        with small_pages():
+            for threads in (1, 2):
+                self.speed(f"decode 128 after a short prompt, huge pages refused, {threads} thread(s)", "1.5", model, "decode",
+                           threads=threads, prompt=32)
 
     def other(self, name, model):
         for threads in (1, 2):
@@ -140,6 +164,7 @@ def main():
     args = args.parse_args()
     table = Table(args)
     table.speeds(args.smollm2)
+    table.refused(args.smollm2)
     table.batches(args.smollm2)
     table.disturbed(args.smollm2)
     table.memory(args.smollm2)
