@@ -109,6 +109,7 @@ impl QueueCarrier {
     /// Whether the other side is there, looked at now and then.
     fn look_at_anchor(&mut self, now: Instant) -> Result<(), CarrierError> {
         if let Some(since) = self.ended {
+            self.looked = now;
             return if now < since + GRACE { Ok(()) } else { Err(CarrierError::Ended) };
         }
         if now < self.looked + LOOK_AT_ANCHOR {
