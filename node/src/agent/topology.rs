@@ -87,6 +87,10 @@ fn reach(table: &Table, now: Instant) -> BTreeMap<NodeId, Reach> {
     let mut reach = BTreeMap::new();
     let mut islands: Vec<BTreeSet<NodeId>> = Vec::new();
     for id in there.iter().filter(|id| settled(id)) {
+        if !has_data_address(table, id) {
+            reach.insert((*id).clone(), Reach::Only(BTreeSet::from([(*id).clone()])));
+            continue;
+        }
         let known = islands.iter().find(|island| island.contains(*id)).cloned();
         let mut reached = known.unwrap_or_else(|| {
             let mut island: BTreeSet<NodeId> = graph.routes_from(id).reached().cloned().collect();
@@ -101,6 +105,12 @@ fn reach(table: &Table, now: Instant) -> BTreeMap<NodeId, Reach> {
         }
     }
     reach
+}
+
+/// Whether anybody could open a data channel to it: a node all of whose interfaces are virtual offers no address.
+fn has_data_address(table: &Table, id: &NodeId) -> bool {
+    let record = table.nodes.get(id).and_then(|entry| entry.record.as_ref());
+    record.is_none_or(|record| !record.body.data.is_empty())
 }
 
 #[cfg(test)]
@@ -125,7 +135,8 @@ mod tests {
             let near = |place: usize| names.get(place).map(|name| id(name));
             let near = [place.checked_sub(1).and_then(near), near(place + 1)].into_iter().flatten();
             let near = near.map(|node| Neighbour { node, kind: Kind::Ethernet, rtt_us: None });
-            let body = RecordBody { neighbours: near.collect(), ..RecordBody::default() };
+            let data = vec![([10, 0, 0, 1], 7712).into()];
+            let body = RecordBody { neighbours: near.collect(), data, ..RecordBody::default() };
             let record = Record { node: id(name), version: Version::default(), body };
             let entry = Entry {
                 record: Some(Arc::new(record)),
@@ -178,6 +189,11 @@ mod tests {
         let Some(before) = now.checked_sub(APART_AFTER) else { return };
         let line = lines(&[&["a", "b", "c"]], before);
         assert!(joins(&line, "a", "c") && joins(&line, "a", "b") && joins(&line, "c", "b"));
+        let mut mute = line;
+        let entry = mute.nodes.get_mut(&id("b")).unwrap();
+        let silent = Record { body: RecordBody::default(), ..entry.record.as_deref().unwrap().clone() };
+        entry.record = Some(Arc::new(silent));
+        assert!(!joins(&mute, "a", "b"), "b has no data address");
         let settled = lines(islands, before);
         assert!(!joins(&settled, "a", "c") && joins(&settled, "a", "b") && !joins(&settled, "c", "b"));
     }

@@ -58,6 +58,9 @@ pub(super) struct Plan {
     /// Plan on the machines that this file describes, without an agent
     #[arg(long, value_name = "FILE")]
     machines: Option<PathBuf>,
+    /// Where models are looked for with --machines [default: the user's cache folder + /shoal/models]
+    #[arg(long, env = "SHOAL_MODEL_DIR", value_name = "D")]
+    model_dir: Option<PathBuf>,
     /// Say it as JSON
     #[arg(long)]
     json: bool,
@@ -68,7 +71,7 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
         if let Some(file) = &self.machines {
-            let models = ModelDirArg { model_dir: None, data: self.agent.data };
+            let models = ModelDirArg { model_dir: self.model_dir, data: self.agent.data };
             return machines::run(file, &self.request.body(), &models, self.json);
         }
         let agent = Agent::find(&self.agent)?;

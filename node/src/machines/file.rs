@@ -214,7 +214,13 @@ impl LinkFigures {
 impl MachinesFile {
     pub(super) fn read(path: &Path) -> Result<Self, FileError> {
         let unreadable = |source| FileError::Unreadable { path: path.to_owned(), source };
-        if std::fs::metadata(path).map_err(unreadable)?.len() > MAX_FILE_BYTES {
+        let about = std::fs::metadata(path).map_err(unreadable)?;
+        // A pipe may have nobody who writes, and a device no end.
+        if !about.is_file() {
+            let why = std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no ordinary file");
+            return Err(unreadable(why));
+        }
+        if about.len() > MAX_FILE_BYTES {
             return Err(FileError::TooLong(path.to_owned()));
         }
         let text = std::fs::read_to_string(path).map_err(unreadable)?;

@@ -154,7 +154,8 @@ fn rows(pool: &Pool<'_>, attempt: Option<&Shape>, parts: &[Stage]) -> Vec<NodeFi
                 candidate.node,
                 candidate.used,
                 NodeFitCode::NoRoute,
-                "is not reached by the other nodes that would be used: no route leads there.",
+                "is not reached by the other nodes that would be used: no route leads there, or its network interfaces are virtual (`shoal \
+                 up --interface NAME=ethernet` lets one carry data).",
             ),
             None => {
                 let text = format!("has no part in it; {}.", free_text(candidate));
