@@ -63,6 +63,28 @@ fn routes(asked: &Agent, agents: &[Agent], id: &str) -> Result<Vec<(String, Stri
     list(&instance(&status, id)?["routes"]).iter().map(route).collect()
 }
 
+/// Of three ranks on a line two have no link: their channel goes over the third.
+#[test]
+fn ranks_on_a_line_share_layers() -> Result<()> {
+    let cables = Cables::line(3)?;
+    let bed = Bed::new("routes-ranks")?;
+    let agents = start(&cables, &bed, 3)?;
+    // By memory alone, since shares by measured speed may differ from one placement to the next, and bits with them.
+    let wanted = json!({"model": MODEL, "context": 512, "slots": 2, "parallel": "tensor=3", "cut": "memory"});
+    let mut seen: Option<Vec<Trace>> = None;
+    for _ in 0..2 {
+        let id = agents[0].serve(&wanted)?;
+        await_ready(&agents[0], &id).with_context(|| logs(&agents))?;
+        let traces = ask_some(&agents[2], &id, ASKED, 2).with_context(|| logs(&agents))?;
+        if let Some(before) = &seen {
+            same(before, &traces).context("the same split again")?;
+        }
+        seen = Some(traces);
+        ensure!(agents[0].cli(&["stop", &id])?.status.success(), "{id} is not stopped");
+    }
+    Ok(())
+}
+
 #[test]
 fn on_a_line_of_four_what_is_asked_at_one_end_is_computed_at_the_other() -> Result<()> {
     let cables = Cables::line(4)?;

@@ -50,10 +50,11 @@ fn wired(ranks: usize, edges: Vec<(usize, usize, Edge)>) -> Option<Wiring> {
         bytes_per_s: edge.bytes_per_s,
     };
     let wiring = Wiring::new(ranks, edges.into_iter().map(link).collect()).ok()?;
-    Some(wiring.with_machine(message_s, REDUCE_BYTES_PER_S).with_neighbours_only())
+    Some(wiring.with_machine(message_s, REDUCE_BYTES_PER_S))
 }
 
-/// How the ranks of a stage are wired, as its placement says; all alike where it says nothing.
+/// How the ranks of a stage are wired, as its placement says; all alike where it says nothing. Each has a channel to each other:
+/// where no link joins two, that goes over nodes between.
 pub fn wiring_of(stage: &Stage) -> Result<Wiring, WiringError> {
     let edge = |(a, b, wire): &(u16, u16, Wire)| {
         let edge = Edge { one_way_s: wire.one_way_ns as f64 * 1e-9, bytes_per_s: wire.bytes_per_s as f64 };
@@ -122,7 +123,8 @@ impl KnownLinks {
     fn wiring(&self, nodes: &[NodeId]) -> Option<Wiring> {
         let pairs = (0..nodes.len()).flat_map(|a| (a + 1..nodes.len()).map(move |b| (a, b)));
         let edge = |(a, b)| Some((a, b, *self.edge(nodes.get(a)?, nodes.get(b)?)?));
-        wired(nodes.len(), pairs.filter_map(edge).collect())
+        // As if ranks without a link would hand on by themselves: what nodes between do is no better by these figures.
+        wired(nodes.len(), pairs.filter_map(edge).collect()).map(Wiring::with_neighbours_only)
     }
 
     fn remembered(&self, question: Question, ask: impl FnOnce(&Question) -> Option<f64>) -> Option<f64> {
