@@ -244,9 +244,9 @@ pub fn downloads(table: &Table) -> Vec<api::Download> {
     table.nodes.iter().flat_map(of).collect()
 }
 
-/// Tokens a second where one takes so long; none where that is not known.
+/// Tokens a second where one takes so many nanoseconds; none where that is not known.
 fn tokens_per_s(nanoseconds: u64) -> Option<f64> {
-    (nanoseconds > 0).then(|| 1e9 / nanoseconds as f64)
+    (nanoseconds > 0).then(|| super::plan::tokens_per_s(nanoseconds as f64 * 1e-9))
 }
 
 fn route((from, report): &(NodeId, RouteReport)) -> api::Route {

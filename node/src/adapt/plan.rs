@@ -77,7 +77,7 @@ pub fn plan(
 }
 
 /// Of one sequence, where a token takes so long.
-fn tokens_per_s(seconds: f64) -> f64 {
+pub fn tokens_per_s(seconds: f64) -> f64 {
     1.0 / seconds.max(f64::MIN_POSITIVE)
 }
 

@@ -27,7 +27,7 @@ const SERVICES: [(&str, &str); 3] = [
 pub struct Facts {
     /// `sw_vers -productVersion`.
     version: Option<String>,
-    /// `rdma_ctl status`: its first word, or why it did not answer.
+    /// `rdma_ctl status`: its last word, or why it did not answer.
     rdma_ctl: Option<Result<String, String>>,
     /// Ports of Thunderbolt.
     ports: Vec<Port>,
@@ -61,7 +61,7 @@ impl Facts {
         let status = output("rdma_ctl", &["status"]).await;
         Facts {
             version: output("sw_vers", &["-productVersion"]).await.ok(),
-            rdma_ctl: Some(status.map(|text| first_word(&text))),
+            rdma_ctl: Some(status.map(|text| last_word(&text))),
             ports: output("system_profiler", &["SPThunderboltDataType", "-json"])
                 .await
                 .map(|text| ports(&text))
@@ -84,7 +84,7 @@ async fn output(program: &str, args: &[&str]) -> Result<String, String> {
     }
 }
 
-fn first_word(text: &str) -> String {
+fn last_word(text: &str) -> String {
     text.split_whitespace().last().unwrap_or_default().to_lowercase()
 }
 
@@ -254,7 +254,7 @@ mod tests {
         let old = Facts { version: Some("26.1.3".to_owned()), ..sound.clone() };
         assert!(find(&old, "mac.version").unwrap().fix.unwrap().contains("26.2"));
         assert_eq!(find(&old, "mac.rdma_ctl"), None, "an old system has none");
-        let off = Facts { rdma_ctl: Some(Ok(first_word("RDMA is disabled\n"))), ..sound.clone() };
+        let off = Facts { rdma_ctl: Some(Ok(last_word("RDMA is disabled\n"))), ..sound.clone() };
         assert!(find(&off, "mac.rdma_ctl").unwrap().fix.unwrap().contains("Recovery"));
         let text = "bridge0: flags=8863<UP>\n\tmember: en5 flags=3<LEARNING,DISCOVER>\n\tmember: en6 flags=3<LEARNING>\n";
         let bridged = Facts { bridge: members(text), ..sound.clone() };

@@ -86,7 +86,6 @@ fn sums<T: Copy + Default>(values: impl Iterator<Item = T>, add: fn(T, T) -> T) 
 }
 
 /// The nodes that share a stage, with what each takes of the layers that it gets.
-#[derive(Clone)]
 pub(super) struct Group {
     /// Candidates, by index in the pool, in the order of ranks.
     pub(super) members: Vec<usize>,

@@ -15,7 +15,6 @@ pub const DEFAULT_CONTEXT: u32 = 4096;
 pub const LEAST_DEFAULT_CONTEXT: u32 = 128;
 
 /// A way to place a model: the groups in the order of stages, and the layers of each.
-#[derive(Clone)]
 pub(super) struct Shape {
     pub(super) groups: Vec<Group>,
     pub(super) split: Split,

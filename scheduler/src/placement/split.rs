@@ -6,7 +6,6 @@ use super::load::Group;
 use crate::remainder::largest_remainder;
 
 /// Layers over stages, and by how many bytes each stage exceeds what its nodes have free.
-#[derive(Clone)]
 pub(super) struct Split {
     pub(super) layers: Vec<Range<u32>>,
     /// Bytes that are missing on each stage, on the rank that lacks most; all 0 = it fits.
