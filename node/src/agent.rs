@@ -87,10 +87,10 @@ pub async fn run(options: UpOptions) -> anyhow::Result<()> {
 
 /// Answers once it is given what answers: services are registered before the parts behind them exist.
 #[derive(Clone, Default)]
-struct Late(Arc<OnceLock<Arc<dyn Service>>>);
+pub(crate) struct Late(Arc<OnceLock<Arc<dyn Service>>>);
 
 impl Late {
-    fn start(&self, service: Arc<dyn Service>) {
+    pub(crate) fn start(&self, service: Arc<dyn Service>) {
         // Started once by `live`; a second start would change nothing.
         let _ = self.0.set(service);
     }

@@ -30,6 +30,8 @@ use crate::swarm::{Service, Swarm, Topic};
 use crate::wire;
 
 pub mod relays;
+#[cfg(test)]
+mod tests;
 pub mod ways;
 
 use ways::WaysTo;

@@ -291,6 +291,13 @@ impl Agent {
         Ok(text(&answer["instance"])?.to_owned())
     }
 
+    /// Stops an instance by `shoal stop`.
+    pub fn stop_instance(&self, id: &str) -> Result<()> {
+        let stop = self.cli(&["stop", id])?;
+        ensure!(stop.status.success(), "shoal stop: {}", String::from_utf8_lossy(&stop.stderr));
+        Ok(())
+    }
+
     /// Sends a chat completion and reads the stream to its end.
     pub fn chat(&self, request: &Value) -> Result<Answer> {
         let mut stream = self.stream(request)?;

@@ -4,15 +4,20 @@
 //!
 //! Wirings have names: [`Cables::line`], [`Cables::ring`], and so on. A cable is pulled by [`Cables::cut`].
 
+use std::process::Command;
+
 use anyhow::{Context, Result, ensure};
 
-use crate::agent::Spec;
+use crate::agent::{Agent, Spec};
 use crate::bed::Bed;
 use crate::netns::{Hosts, ip};
+use crate::process::{FORM_PROMISE, formed};
+use crate::wait::within;
 
 /// Hosts and the cables between them.
 pub struct Cables {
     hosts: Hosts,
+    count: usize,
     cables: Vec<(usize, usize)>,
 }
 
@@ -21,25 +26,38 @@ impl Cables {
     /// 10.78.k.2 on the second.
     pub fn new(hosts: usize, cables: &[(usize, usize)]) -> Result<Self> {
         ensure!(cables.len() < 250, "at most 249 cables");
-        let mut bed = Self { hosts: Hosts::new(hosts)?, cables: Vec::new() };
-        for host in 0..hosts {
-            let host = bed.hosts.name(host)?;
-            // The kernel's own default may be another.
-            let off = "for f in /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv6/conf/all/forwarding; do echo 0 >$f; done";
-            ip(&["netns", "exec", host, "bash", "-c", off])?;
-        }
+        let mut bed = Self::bare(hosts)?;
         for (number, (a, b)) in cables.iter().enumerate() {
-            let (first, second, name) = (bed.hosts.name(*a)?, bed.hosts.name(*b)?, cable(number));
-            let peer = ["type", "veth", "peer", "name", &name, "netns", second];
-            ip(&[&["link", "add", name.as_str(), "netns", first], &peer[..]].concat())?;
-            for (host, end) in [(first, 1), (second, 2)] {
-                let address = format!("10.78.{number}.{end}/24");
-                ip(&["-n", host, "addr", "add", &address, "dev", &name])?;
-                ip(&["-n", host, "link", "set", &name, "up"])?;
-            }
-            bed.cables.push((*a, *b));
+            bed.lay(*a, *b, &cable(number), None)?;
         }
         Ok(bed)
+    }
+
+    fn bare(count: usize) -> Result<Self> {
+        let hosts = Hosts::new(count)?;
+        for host in 0..count {
+            // The kernel's own default may be another.
+            let off = "for f in /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv6/conf/all/forwarding; do echo 0 >$f; done";
+            ip(&["netns", "exec", hosts.name(host)?, "bash", "-c", off])?;
+        }
+        Ok(Self { hosts, count, cables: Vec::new() })
+    }
+
+    /// Lays the next cable. Its end at `b` has that name and, if it matters, that number among the host's interfaces.
+    fn lay(&mut self, a: usize, b: usize, far: &str, index: Option<usize>) -> Result<()> {
+        let number = self.cables.len();
+        let (first, second, near) = (self.hosts.name(a)?, self.hosts.name(b)?, cable(number));
+        let index = index.map(|index| index.to_string());
+        let index = index.iter().flat_map(|index| ["index", index]);
+        let peer = ["type", "veth", "peer", "name", far, "netns", second].into_iter().chain(index);
+        ip(&["link", "add", &near, "netns", first].into_iter().chain(peer).collect::<Vec<_>>())?;
+        for (host, name, end) in [(first, near.as_str(), 1), (second, far, 2)] {
+            let address = format!("10.78.{number}.{end}/24");
+            ip(&["-n", host, "addr", "add", &address, "dev", name])?;
+            ip(&["-n", host, "link", "set", name, "up"])?;
+        }
+        self.cables.push((a, b));
+        Ok(())
     }
 
     /// Each host joined with the next; cable `k` is between `k` and `k + 1`.
@@ -81,6 +99,16 @@ impl Cables {
         Self::new(2, &vec![(0, 1); cables])
     }
 
+    /// Two hosts with two cables between them, which the second host lists in the opposite order: cable `k` is `ck` on the first
+    /// and `c(1 - k)` on the second.
+    pub fn crossed() -> Result<Self> {
+        let mut bed = Self::bare(2)?;
+        for number in 0..2 {
+            bed.lay(0, 1, &cable(1 - number), Some(20 - number))?;
+        }
+        Ok(bed)
+    }
+
     /// What an agent on host `index` is started with: it may use the ends of the cables there for data, finds others by mDNS
     /// alone, and shares nothing with agents of other hosts but the folder of models.
     pub fn spec(&self, bed: &Bed, index: usize) -> Result<Spec> {
@@ -91,6 +119,35 @@ impl Cables {
             }
         }
         Ok(spec)
+    }
+
+    /// An agent on each host, all ready to be asked.
+    pub fn agents(&self, bed: &Bed) -> Result<Vec<Agent>> {
+        let launch = |host| Agent::launch(self.spec(bed, host)?);
+        let mut agents = (0..self.count).map(launch).collect::<Result<Vec<_>>>()?;
+        agents.iter_mut().try_for_each(Agent::await_ready)?;
+        Ok(agents)
+    }
+
+    /// An agent on each host, all of one swarm.
+    pub fn swarm(&self, bed: &Bed) -> Result<Vec<Agent>> {
+        let agents = self.agents(bed)?;
+        let all: Vec<&Agent> = agents.iter().collect();
+        within("one swarm", FORM_PROMISE, || formed(&all)).with_context(|| logs(&agents))?;
+        Ok(agents)
+    }
+
+    /// Bytes that the first host of each cable has sent over it.
+    pub fn sent(&self) -> Result<Vec<u64>> {
+        let read = |(number, (host, _)): (usize, &(usize, usize))| {
+            let counter = format!("/sys/class/net/{}/statistics/tx_bytes", cable(number));
+            let output = Command::new("ip")
+                .args(["netns", "exec", self.hosts.name(*host)?, "cat", &counter])
+                .output()?;
+            let text = String::from_utf8_lossy(&output.stdout);
+            text.trim().parse().with_context(|| format!("{counter}: {text}"))
+        };
+        self.cables.iter().enumerate().map(read).collect()
     }
 
     /// The namespace of a host.
@@ -108,13 +165,34 @@ impl Cables {
         self.set(number, "up")
     }
 
+    /// Loses what the first host of a cable sends to the second, and nothing of what that sends; neither sees its link go down.
+    pub fn cut_one_way(&self, number: usize) -> Result<()> {
+        self.lose(number, "add")
+    }
+
+    /// Puts that direction back.
+    pub fn mend_one_way(&self, number: usize) -> Result<()> {
+        self.lose(number, "del")
+    }
+
+    fn lose(&self, number: usize, verb: &str) -> Result<()> {
+        let (a, _) = self.cables.get(number).with_context(|| format!("there is no cable {number}"))?;
+        let far = format!("10.78.{number}.2/32");
+        ip(&["-n", self.hosts.name(*a)?, "route", verb, "blackhole", &far])
+    }
+
     fn set(&self, number: usize, state: &str) -> Result<()> {
         let (a, _) = self.cables.get(number).with_context(|| format!("there is no cable {number}"))?;
         ip(&["-n", self.hosts.name(*a)?, "link", "set", &cable(number), state])
     }
 }
 
-/// The name of a cable's interface on both of its hosts.
+/// The ends of the logs of these agents.
+pub fn logs(agents: &[Agent]) -> String {
+    agents.iter().map(Agent::log_tail).collect::<Vec<_>>().join("\n")
+}
+
+/// The name of a cable's interface, on both of its hosts where nothing else is said.
 pub fn cable(number: usize) -> String {
     format!("c{number}")
 }

@@ -18,17 +18,6 @@ const AROUND_PROMISE: Duration = Duration::from_secs(4);
 /// How long until a cable that was put back is in use again: the silent connection ends, and is dialled every 2 s.
 const BACK_PROMISE: Duration = Duration::from_secs(8);
 
-fn start(cables: &Cables, bed: &Bed, hosts: usize) -> Result<Vec<Agent>> {
-    let mut agents = Vec::new();
-    for host in 0..hosts {
-        agents.push(Agent::launch(cables.spec(bed, host)?)?);
-    }
-    for agent in &mut agents {
-        agent.await_ready()?;
-    }
-    Ok(agents)
-}
-
 fn await_formed(what: &str, agents: &[&Agent], promise: Duration) -> Result<usize> {
     within(what, promise, || formed(agents)).with_context(|| {
         let tails: Vec<String> = agents.iter().map(|agent| agent.log_tail()).collect();
@@ -80,7 +69,7 @@ fn the_kernel_forwards_nothing_on_the_bed() -> Result<()> {
 fn a_line_of_four_cables_elects_a_scheduler_and_survives_the_loss_of_an_end() -> Result<()> {
     let cables = Cables::line(4)?;
     let bed = Bed::new("line")?;
-    let mut agents = start(&cables, &bed, 4)?;
+    let mut agents = cables.agents(&bed)?;
     let all: Vec<&Agent> = agents.iter().collect();
     await_formed("a line of four is one swarm", &all, FORM_PROMISE)?;
     for (place, agent) in agents.iter().enumerate() {
@@ -120,7 +109,7 @@ fn a_line_of_four_cables_elects_a_scheduler_and_survives_the_loss_of_an_end() ->
 fn a_ring_with_a_cable_pulled_is_a_line_and_a_ring_again() -> Result<()> {
     let cables = Cables::ring(4)?;
     let bed = Bed::new("ring")?;
-    let agents = start(&cables, &bed, 4)?;
+    let agents = cables.agents(&bed)?;
     let all: Vec<&Agent> = agents.iter().collect();
     await_formed("a ring of four is one swarm", &all, FORM_PROMISE)?;
     let joined = |near: usize| {
@@ -188,7 +177,7 @@ fn link<'a>(links: &'a [Value], interface: &str) -> Result<&'a Value> {
 fn parallel_cables_are_two_links_each_measured_and_one_goes_down_by_itself() -> Result<()> {
     let cables = Cables::parallel(2)?;
     let bed = Bed::new("parallel")?;
-    let agents = start(&cables, &bed, 2)?;
+    let agents = cables.agents(&bed)?;
     let all: Vec<&Agent> = agents.iter().collect();
     await_formed("two hosts are one swarm", &all, FORM_PROMISE)?;
     let measured = |agent: &Agent| {

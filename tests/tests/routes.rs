@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use shoal_tests::agent::{Agent, list, text};
 use shoal_tests::asking::{PROMPTS, Trace, ask_some, chat, same, trace};
 use shoal_tests::bed::{Bed, MODEL};
-use shoal_tests::cables::Cables;
-use shoal_tests::process::{FORM_PROMISE, await_ready, formed, instance, ranks};
+use shoal_tests::cables::{Cables, logs};
+use shoal_tests::process::{await_ready, instance, ranks};
 use shoal_tests::wait::within;
 
 /// How long until a channel goes another way than a cable that was pulled: heartbeats are missed for 1.2 s, records say so.
@@ -19,23 +19,6 @@ const AROUND_PROMISE: Duration = Duration::from_secs(4);
 const BACK_PROMISE: Duration = Duration::from_secs(10);
 
 const ASKED: &[&str] = PROMPTS.split_at(2).0;
-
-fn start(cables: &Cables, bed: &Bed, hosts: usize) -> Result<Vec<Agent>> {
-    let mut agents = Vec::new();
-    for host in 0..hosts {
-        agents.push(Agent::launch(cables.spec(bed, host)?)?);
-    }
-    for agent in &mut agents {
-        agent.await_ready()?;
-    }
-    let all: Vec<&Agent> = agents.iter().collect();
-    within("one swarm", FORM_PROMISE, || formed(&all)).with_context(|| logs(&agents))?;
-    Ok(agents)
-}
-
-fn logs(agents: &[Agent]) -> String {
-    agents.iter().map(Agent::log_tail).collect::<Vec<_>>().join("\n")
-}
 
 fn serve(agent: &Agent, nodes: &[&Agent]) -> Result<String> {
     let names: Vec<&str> = nodes.iter().map(|node| node.node()).collect();
@@ -48,9 +31,9 @@ fn serve(agent: &Agent, nodes: &[&Agent]) -> Result<String> {
     Ok(id)
 }
 
-/// The ways of an instance's channels that go over others: from, to, over, by names.
+/// The ways of an instance's channels that go over others, as `shoal status --json` says: from, to, over, by names.
 fn routes(asked: &Agent, agents: &[Agent], id: &str) -> Result<Vec<(String, String, Vec<String>)>> {
-    let status = asked.status()?;
+    let status = asked.status_by_cli()?;
     let name = |node: &Value| -> Result<String> {
         let node = text(node)?;
         let agent = agents.iter().find(|agent| agent.node() == node);
@@ -68,7 +51,7 @@ fn routes(asked: &Agent, agents: &[Agent], id: &str) -> Result<Vec<(String, Stri
 fn ranks_on_a_line_share_layers() -> Result<()> {
     let cables = Cables::line(3)?;
     let bed = Bed::new("routes-ranks")?;
-    let agents = start(&cables, &bed, 3)?;
+    let agents = cables.swarm(&bed)?;
     // By memory alone, since shares by measured speed may differ from one placement to the next, and bits with them.
     let wanted = json!({"model": MODEL, "context": 512, "slots": 2, "parallel": "tensor=3", "cut": "memory"});
     let mut seen: Option<Vec<Trace>> = None;
@@ -89,14 +72,13 @@ fn ranks_on_a_line_share_layers() -> Result<()> {
 fn on_a_line_of_four_what_is_asked_at_one_end_is_computed_at_the_other() -> Result<()> {
     let cables = Cables::line(4)?;
     let bed = Bed::new("routes-line")?;
-    let agents = start(&cables, &bed, 4)?;
+    let agents = cables.swarm(&bed)?;
     let here = serve(&agents[0], &[&agents[0]])?;
     let reference: Vec<Trace> = ask_some(&agents[0], &here, ASKED, 1)?;
     let there = serve(&agents[0], &[&agents[3]])?;
     let far = ask_some(&agents[0], &there, ASKED, 1).with_context(|| logs(&agents))?;
     same(&reference, &far).context("computed at the other end")?;
-    let stop = agents[0].cli(&["stop", &there])?;
-    ensure!(stop.status.success(), "shoal stop: {}", String::from_utf8_lossy(&stop.stderr));
+    agents[0].stop_instance(&there)?;
     // All four, and the last one answers the first over the two between.
     let all: Vec<&Agent> = agents.iter().collect();
     let pipeline = serve(&agents[3], &all)?;
@@ -118,10 +100,10 @@ fn on_a_line_of_four_what_is_asked_at_one_end_is_computed_at_the_other() -> Resu
 }
 
 #[test]
-fn on_a_ring_a_cable_is_pulled_and_put_back_during_an_answer() -> Result<()> {
+fn on_a_ring_cables_are_pulled_and_put_back_and_a_node_between_dies_during_answers() -> Result<()> {
     let cables = Cables::ring(4)?;
     let bed = Bed::new("routes-ring")?;
-    let agents = start(&cables, &bed, 4)?;
+    let agents = cables.swarm(&bed)?;
     // Neighbours by the last cable.
     let id = serve(&agents[0], &[&agents[0], &agents[3]])?;
     let mut long = chat(&id, PROMPTS[0], 400);
@@ -141,23 +123,32 @@ fn on_a_ring_a_cable_is_pulled_and_put_back_during_an_answer() -> Result<()> {
             }
             Ok(answers)
         });
-        let pulled = || -> Result<()> {
-            cables.cut(3)?;
-            let around = vec!["h1".to_owned(), "h2".to_owned()];
+        let around = || {
             within("the channels go the other way round", 2 * AROUND_PROMISE, || {
                 let ways = routes(asked, &agents, &id)?;
-                let backwards = |over: &Vec<String>| over.iter().rev().eq(&around);
+                let round = |over: &Vec<String>| over == &["h1", "h2"] || over == &["h2", "h1"];
                 ensure!(!ways.is_empty(), "they are direct");
-                ensure!(ways.iter().all(|(_, _, over)| *over == around || backwards(over)), "{ways:?}");
-                println!("pulled: {ways:?}");
+                ensure!(ways.iter().all(|(_, _, over)| round(over)), "{ways:?}");
+                println!("{ways:?}");
                 Ok(())
-            })?;
-            cables.mend(3)?;
+            })
+        };
+        let back = || {
             within("they are by the cable again", BACK_PROMISE, || {
                 let ways = routes(asked, &agents, &id)?;
                 ensure!(ways.is_empty(), "{ways:?}");
                 Ok(())
             })
+        };
+        let pulled = || -> Result<()> {
+            cables.cut(3)?;
+            around().context("pulled")?;
+            cables.mend(3)?;
+            back().context("pulled")?;
+            cables.cut_one_way(3)?;
+            around().context("cut in one direction")?;
+            cables.mend_one_way(3)?;
+            back().context("cut in one direction")
         };
         let pulled = pulled();
         stop.store(true, std::sync::atomic::Ordering::Release);
@@ -167,5 +158,20 @@ fn on_a_ring_a_cable_is_pulled_and_put_back_during_an_answer() -> Result<()> {
     let answers = answers.with_context(|| logs(&agents))?;
     println!("{answers} answers meanwhile, all the same");
     ensure!(answers > 0, "no answer ended meanwhile");
+    agents[0].stop_instance(&id)?;
+    // Opposite hosts, and the death of whoever is between.
+    let id = serve(&agents[0], &[&agents[0], &agents[2]])?;
+    long["model"] = json!(id);
+    let mut stream = agents[0].stream(&long)?;
+    stream.advance_to(20)?;
+    let between = within("the status says who is between", Duration::from_secs(3), || {
+        let ways = routes(&agents[0], &agents, &id)?;
+        ways.first().and_then(|(_, _, over)| over.first().cloned()).context("nobody")
+    })?;
+    let between = agents.iter().find(|agent| agent.name() == between).context("none of these")?;
+    between.signal("KILL")?;
+    let answer = stream.finish()?;
+    let answer = trace(&answer).with_context(|| format!("without {}\n{}", between.name(), logs(&agents)))?;
+    ensure!(answer == reference, "without {} it is another answer", between.name());
     Ok(())
 }

@@ -164,8 +164,7 @@ fn bits_are_equal_on_one_two_three_and_five_nodes_alone_and_in_a_batch() -> Resu
             ensure!(ranks.iter().all(|(_, _, steps)| *steps > 20 * 64), "{ranks:?}");
             Ok(())
         })?;
-        let stop = asked.cli(&["stop", &id])?;
-        ensure!(stop.status.success(), "shoal stop: {}", String::from_utf8_lossy(&stop.stderr));
+        asked.stop_instance(&id)?;
     }
     Ok(())
 }
@@ -198,8 +197,7 @@ fn a_cache_in_8_bits_is_planned_served_and_cut_like_any_other() -> Result<()> {
         ensure!(held == if kv_type == "q8" { q8 } else { f16 }, "{placed}");
         let answer = |prompt: &&str| trace(&agent.chat(&chat(&id, prompt, 48))?);
         answers.push(PROMPTS[..4].iter().map(answer).collect::<Result<Vec<Trace>>>()?);
-        let stop = agent.cli(&["stop", &id])?;
-        ensure!(stop.status.success(), "shoal stop: {}", String::from_utf8_lossy(&stop.stderr));
+        agent.stop_instance(&id)?;
     }
     same(&answers[0], &answers[1])?;
     ensure!(answers[1] != answers[2], "the type of cache made no difference at all");

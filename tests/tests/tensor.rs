@@ -23,12 +23,6 @@ fn serve(agent: &Agent, parallel: &str) -> Result<String> {
     Ok(id)
 }
 
-fn stop(agent: &Agent, id: &str) -> Result<()> {
-    let stop = agent.cli(&["stop", id])?;
-    ensure!(stop.status.success(), "shoal stop: {}", String::from_utf8_lossy(&stop.stderr));
-    Ok(())
-}
-
 /// The tokens that two answers begin with alike.
 fn alike(these: &[Trace], those: &[Trace]) -> Vec<usize> {
     let both = these.iter().zip(those);
@@ -42,7 +36,7 @@ fn a_split_has_the_same_bits_in_any_number_of_stages_alone_and_in_a_batch() -> R
     let asked = swarm.agent(5)?;
     let one = serve(asked, "pipeline=1")?;
     let reference = ask_some(asked, &one, ASKED, 1)?;
-    stop(asked, &one)?;
+    asked.stop_instance(&one)?;
     for splits in [&["tensor=2", "tensor=2x2", "tensor=3x2", "tensor=2"][..], &["tensor=3", "tensor=2x3"]] {
         let mut first: Option<Vec<Trace>> = None;
         for parallel in splits {
@@ -68,7 +62,7 @@ fn a_split_has_the_same_bits_in_any_number_of_stages_alone_and_in_a_batch() -> R
                 ensure!(ranks.iter().all(|(_, _, steps)| *steps > ASKED.len() as u64 * 64), "{ranks:?}");
                 Ok(())
             })?;
-            stop(asked, &id)?;
+            asked.stop_instance(&id)?;
         }
     }
     Ok(())

@@ -39,10 +39,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         ends.push(cable);
     }
     let addresses = [ends[0].addresses(1)?, ends[1].addresses(2)?];
-    let mtu = stations[0].mtu_and_lid()?.0;
+    let terms = stations[0].terms()?;
     let now = Instant::now();
-    ends[0].connect(&addresses[1], mtu, 1, now)?;
-    ends[1].connect(&addresses[0], mtu, 2, now)?;
+    ends[0].connect(&addresses[1], terms, 1, now)?;
+    ends[1].connect(&addresses[0], terms, 2, now)?;
     let frame = vec![7; bytes];
     for round in 0..2 * rounds {
         let (from, to) = (round % 2, 1 - round % 2);

@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use shoal_transport::rdma::cable::{Cable, Patience, Piece};
 use shoal_transport::rdma::native::Native;
@@ -21,12 +21,13 @@ use shoal_transport::rdma::station::Station;
 use shoal_transport::rdma::{
     Address, Completion, CompletionQueue, Depth, Direction, Kind, Library, Path, QueuePair, Slot,
 };
-use shoal_transport::{Channel, Endpoint, Opening, Purpose, Wait};
+use shoal_transport::{Channel, Endpoint, Opening, Options, Purpose, Wait};
 
 const BLOCKS: usize = 8;
 const PER_BLOCK: usize = 60;
 /// A hidden state of 1,024 f32 less what a trailer takes, and one of 2,560.
 const SIZES: [usize; 2] = [4000, 10_240];
+const MESSAGE: &[u8] = &[7; SIZES[1]];
 const CHANNEL: u16 = 1;
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -167,10 +168,9 @@ fn bare(library: &dyn Library, names: [&str; 2], kind: Kind, size: usize) -> Out
 
 impl End for Cable {
     fn send(&mut self, size: usize) -> Outcome<()> {
-        let message = [7; SIZES[1]];
         let mut offset = 0;
         while offset < size {
-            let bytes = &message[offset..size.min(offset + Cable::piece_bytes(size))];
+            let bytes = &MESSAGE[offset..size.min(offset + self.piece_bytes(size))];
             let piece = Piece { header: [0; 32], total: size as u32, offset: offset as u32, bytes };
             if Cable::send(self, CHANNEL, piece, Instant::now())? {
                 offset += bytes.len();
@@ -182,32 +182,34 @@ impl End for Cable {
     }
 
     fn recv(&mut self, size: usize) -> Outcome<()> {
-        let mut have = 0;
+        let (mut have, mut rounds, mut now) = (0, 0u32, Instant::now());
         while have < size {
-            match self.take(CHANNEL, |_| true) {
-                Some(arrival) => {
-                    have += arrival.bytes().len();
-                    self.release(arrival);
+            self.poll(now, Some(CHANNEL))?;
+            let Some(arrival) = self.take(CHANNEL, |_| true) else {
+                thread::yield_now();
+                // As a channel does.
+                rounds += 1;
+                if rounds.is_multiple_of(8) {
+                    now = Instant::now();
                 }
-                None => {
-                    self.poll(Instant::now(), Some(CHANNEL))?;
-                    thread::yield_now();
-                }
-            }
+                continue;
+            };
+            have += arrival.bytes().len();
+            self.release(arrival);
         }
         Ok(())
     }
 }
 
 fn cables(stations: &[Arc<Station>; 2], kind: Kind) -> Outcome<[Cable; 2]> {
-    let patience = Patience { silence: std::time::Duration::from_secs(20), ..Patience::default() };
+    let patience = Patience { silence: Duration::from_secs(20), ..Patience::default() };
     let [near_station, far_station] = stations;
     let mut near = Cable::prepare(near_station, kind, 1, patience)?;
     let mut far = Cable::prepare(far_station, kind, 1, patience)?;
-    let mtu = near_station.mtu_and_lid()?.0.min(far_station.mtu_and_lid()?.0);
+    let terms = near_station.terms()?.common(far_station.terms()?);
     let (ours, theirs) = (near.addresses(0)?, far.addresses(0)?);
-    near.connect(&theirs, mtu, 0, Instant::now())?;
-    far.connect(&ours, mtu, 0, Instant::now())?;
+    near.connect(&theirs, terms, 0, Instant::now())?;
+    far.connect(&ours, terms, 0, Instant::now())?;
     near.attach(CHANNEL, None);
     far.attach(CHANNEL, None);
     Ok([near, far])
@@ -222,22 +224,23 @@ struct Over {
 
 impl End for Over {
     fn send(&mut self, size: usize) -> Outcome<()> {
-        let wait = Wait::up_to(std::time::Duration::from_secs(20));
-        if self.channel.send(&[7; SIZES[1]][..size], wait)? { Ok(()) } else { Err("late".into()) }
+        let wait = Wait::up_to(Duration::from_secs(20));
+        if self.channel.send(&MESSAGE[..size], wait)? { Ok(()) } else { Err("late".into()) }
     }
 
     fn recv(&mut self, size: usize) -> Outcome<()> {
-        let wait = Wait::up_to(std::time::Duration::from_secs(20));
+        let wait = Wait::up_to(Duration::from_secs(20));
         if self.channel.recv(&mut self.message, size, wait)? { Ok(()) } else { Err("late".into()) }
     }
 }
 
 fn channels(stations: &[Arc<Station>; 2], kind: Kind) -> Outcome<[Box<dyn End>; 2]> {
-    let (near, far) = (Endpoint::bind("127.0.0.1:0".parse()?)?, Endpoint::bind("127.0.0.1:0".parse()?)?);
-    // On one core a thread that spins keeps the other from answering.
-    let may_spin = thread::available_parallelism().is_ok_and(|cores| cores.get() > 2);
-    near.set_spin(may_spin);
-    far.set_spin(may_spin);
+    // It polls as long as the others, and yields in between.
+    let options = Options { look_for: Duration::from_secs(1), ..Options::default() };
+    let bind = || Endpoint::bind_with((HERE, 0).into(), options.clone());
+    let (near, far) = (bind()?, bind()?);
+    near.set_spin(false);
+    far.set_spin(false);
     let number = NonZeroU16::MIN;
     let [ours, theirs] = cables(stations, kind)?;
     let theirs = far.add_cable(theirs, number, HERE).ok_or("no cable")?;
@@ -251,7 +254,7 @@ fn channels(stations: &[Arc<Station>; 2], kind: Kind) -> Outcome<[Box<dyn End>; 
     let offer = near.offer(opening)?;
     let (answer, acceptor) = far.accept(opening, offer.public())?;
     let mut dialer = offer.dial(answer, vec![far.local_addr()])?;
-    dialer.wait_live(Wait::up_to(std::time::Duration::from_secs(5)))?;
+    dialer.wait_live(Wait::up_to(Duration::from_secs(5)))?;
     theirs.state()?;
     let over = |channel, endpoint| Box::new(Over { channel, message: Vec::new(), _endpoint: endpoint });
     Ok([over(dialer, near), over(acceptor, far)])

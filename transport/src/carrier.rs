@@ -57,17 +57,17 @@ pub(crate) enum Sent {
 /// What a thread can block on until a carrier may have something to do.
 pub(crate) type Readiness = Arc<dyn AsFd + Send + Sync>;
 
-/// Moves frames. No method blocks.
+/// Moves frames. No method blocks or reads the clock.
 pub(crate) trait Carrier: Send {
     /// Offers a frame. The carrier fills in what protects it.
-    fn send(&mut self, header: Header, payload: &[u8]) -> Result<Sent, CarrierError>;
+    fn send(&mut self, header: Header, payload: &[u8], now: Instant) -> Result<Sent, CarrierError>;
 
     /// Moves what was taken before; true when nothing is left.
-    fn flush(&mut self) -> Result<bool, CarrierError>;
+    fn flush(&mut self, now: Instant) -> Result<bool, CarrierError>;
 
     /// The next whole, checked frame, its payload in `room` behind the bytes of a header. The same room has to be given until a
     /// frame is complete; it holds a header, the agreed frame size and a tag.
-    fn receive(&mut self, room: &mut [u8]) -> Result<Option<Header>, CarrierError>;
+    fn receive(&mut self, room: &mut [u8], now: Instant) -> Result<Option<Header>, CarrierError>;
 
     /// Tells the other side that no frame follows those that were moved. It may still send.
     fn say_no_more(&mut self);

@@ -18,7 +18,7 @@ use crate::error::ChannelError;
 use crate::route::Route;
 use crate::shared::Shared;
 use crate::state::{ChannelStats, State, TakeIn};
-use crate::wait::{self, Patience, Step, Wait};
+use crate::wait::{self, Clock, Patience, Step, Wait};
 use crate::window::{Incoming, Slot};
 
 /// One end of an ordered, two-way, bounded stream of messages between two nodes.
@@ -61,8 +61,8 @@ impl Channel {
     pub(crate) fn new(shared: Arc<Shared>, hub: Arc<Hub>) -> Channel {
         Channel {
             shared,
+            patience: Patience::new(hub.options.look_for),
             hub,
-            patience: Patience::default(),
             writing: None,
             reading: None,
             sending: None,
@@ -294,6 +294,7 @@ impl Channel {
         take_in: TakeIn,
         mut ready: impl FnMut(&mut State) -> Option<Result<T, ChannelError>>,
     ) -> Result<Option<T>, ChannelError> {
+        let mut clock = Clock::default();
         loop {
             let mut state = self.shared.lock();
             state.attended = false;
@@ -303,7 +304,7 @@ impl Channel {
                 self.patience.over();
                 return answer.map(Some);
             }
-            let now = Instant::now();
+            let now = clock.now();
             state.progress(now, take_in);
             let answer = ready(&mut state);
             let woken = answer.is_none() && std::mem::take(&mut state.woken);
@@ -327,6 +328,7 @@ impl Channel {
                     std::thread::yield_now();
                 }
                 Step::Block => {
+                    clock = Clock::default();
                     state.attended = true;
                     let due = state.due();
                     let readiness = state.readiness();

@@ -26,7 +26,7 @@ use crate::rdma::cable::Cable;
 use crate::route::{Route, Ways};
 use crate::shared::Shared;
 use crate::state::{Deadlines, Role, State};
-use crate::wait::Bell;
+use crate::wait::{Bell, LONGEST};
 use crate::window::{MAX_FRAME_BYTES, MIN_FRAME_BYTES};
 
 pub(crate) use self::cables::SharedCable;
@@ -85,6 +85,8 @@ pub struct Options {
     pub always_seal: bool,
     /// Take ChaCha20-Poly1305 although the processor has AES instructions.
     pub without_aes: bool,
+    /// How long a thread looks for something again and again before it sleeps, at most.
+    pub look_for: Duration,
     /// What goes wrong with the next connections, in tests.
     pub faults: Faults,
 }
@@ -96,6 +98,7 @@ impl Default for Options {
             heal_deadline: HEAL_DEADLINE,
             always_seal: false,
             without_aes: false,
+            look_for: LONGEST,
             faults: Faults::default(),
         }
     }

@@ -65,6 +65,11 @@ pub trait Device: Send + Sync {
     /// The port's GIDs, the first 256 of them; a queue pair names one by its place here. Places that are not in use are zero.
     fn gids(&self) -> Result<Vec<Gid>, VerbsError>;
 
+    /// Whether a message and the receive that takes it have to cover equally many units of 4 KiB, as on Apple's devices.
+    fn counts_units(&self) -> bool {
+        false
+    }
+
     /// A protection domain. Apple's devices give none while the port is down.
     fn domain(self: Arc<Self>) -> Result<Arc<dyn Domain>, VerbsError>;
 }
@@ -112,7 +117,7 @@ pub trait QueuePair: Send {
     /// Posts a receive for a message as long as `slot`.
     fn post_receive(&mut self, slot: Slot) -> Result<(), Refused>;
 
-    /// Sends the whole of `slot`.
+    /// Sends what `slot` is filled with, see [`Slot::fill`].
     fn post_send(&mut self, slot: Slot) -> Result<(), Refused>;
 
     /// The slot whose completion this is; `None` if it belongs to another queue pair, of now or before.

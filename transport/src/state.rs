@@ -3,6 +3,9 @@
 //! No thread, no clock and no waiting here: time is an argument, and whoever holds the lock calls [`State::progress`].
 //! That is the thread that uses the channel while it waits, else the thread at the door, every 20 ms.
 
+#[cfg(test)]
+mod tests;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -241,7 +244,7 @@ impl State {
 
     /// Moves what can be moved in both directions and sees to the deadlines. What goes wrong ends up in the phase.
     pub(crate) fn progress(&mut self, now: Instant, take_in: TakeIn) {
-        let moved = self.push_out(now).and_then(|()| self.take_in(take_in)).and_then(|took| {
+        let moved = self.push_out(now).and_then(|()| self.take_in(take_in, now)).and_then(|took| {
             // What arrived may have made room, or be owed an acknowledgement.
             if took { self.push_out(now) } else { Ok(()) }
         });
@@ -271,13 +274,13 @@ impl State {
     }
 
     fn push_into(&mut self, carrier: &mut dyn Carrier, now: Instant) -> Result<(), CarrierError> {
-        if !carrier.flush()? {
+        if !carrier.flush(now)? {
             return Ok(());
         }
         while let Some((frame, at, replay)) = self.send.unsent() {
             let from = (at - frame.start) as usize;
             let header = self.header(Kind::Data, frame.end, frame.len - from as u32, at);
-            if carrier.send(header, &frame.slot.bytes(frame.len as usize)[from..])? == Sent::Full {
+            if carrier.send(header, &frame.slot.bytes(frame.len as usize)[from..], now)? == Sent::Full {
                 return Ok(());
             }
             self.send.mark_sent();
@@ -290,17 +293,17 @@ impl State {
         }
         if let Some(Farewell { reason, .. }) = self.farewell {
             let header = self.header(Kind::Close, false, 2, self.send.next());
-            if carrier.send(header, &reason.to_le_bytes())? == Sent::Taken {
+            if carrier.send(header, &reason.to_le_bytes(), now)? == Sent::Taken {
                 self.farewell = None;
             }
         } else if self.owes_ack(now) {
             let header = self.header(Kind::Ack, false, 0, self.send.next());
-            if carrier.send(header, &[])? == Sent::Taken {
+            if carrier.send(header, &[], now)? == Sent::Taken {
                 self.owed = 0;
                 self.owed_since = None;
             }
         }
-        if self.over().is_some() && self.farewell.is_none() && carrier.flush()? {
+        if self.over().is_some() && self.farewell.is_none() && carrier.flush(now)? {
             carrier.say_no_more();
         }
         Ok(())
@@ -311,7 +314,7 @@ impl State {
     }
 
     /// Whether anything came.
-    fn take_in(&mut self, take_in: TakeIn) -> Result<bool, CarrierError> {
+    fn take_in(&mut self, take_in: TakeIn, now: Instant) -> Result<bool, CarrierError> {
         self.unlooked = 0;
         let mut took = false;
         for _ in 0..MAX_TAKE_IN {
@@ -319,7 +322,7 @@ impl State {
             if take_in == TakeIn::First && !self.receive.is_empty() {
                 break;
             }
-            let Some(header) = carrier.receive(self.receive.landing())? else { break };
+            let Some(header) = carrier.receive(self.receive.landing(), now)? else { break };
             took = true;
             self.arrived(header)?;
         }

@@ -23,14 +23,36 @@ impl Wait {
     }
 }
 
-/// Longest spin: about what a blocked thread needs to be woken, several times over.
-const LONGEST: Duration = Duration::from_micros(200);
+/// The time for a loop that looks for something: read in its first round and then in one of so many, since a round over queue
+/// pairs takes no longer than reading it does.
+#[derive(Debug, Default)]
+pub(crate) struct Clock {
+    rounds: u32,
+    read: Option<Instant>,
+}
+
+impl Clock {
+    const EVERY: u32 = 8;
+
+    pub(crate) fn now(&mut self) -> Instant {
+        let round = self.rounds % Self::EVERY;
+        self.rounds = self.rounds.wrapping_add(1);
+        match self.read {
+            Some(read) if round != 0 => read,
+            _ => *self.read.insert(Instant::now()),
+        }
+    }
+}
+
+/// Longest spin, unless an endpoint's options say otherwise: about what a blocked thread needs to be woken, several times over.
+pub(crate) const LONGEST: Duration = Duration::from_micros(200);
 /// Shortest spin, which also finds out that waits have become short again.
 const SHORTEST: Duration = Duration::from_micros(4);
 
 /// How long a channel's waits are worth spinning for, learnt from the last ones.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
+    longest: Duration,
     budget: Duration,
     began: Option<Instant>,
 }
@@ -43,13 +65,11 @@ pub(crate) enum Step {
     Block,
 }
 
-impl Default for Patience {
-    fn default() -> Self {
-        Patience { budget: LONGEST, began: None }
-    }
-}
-
 impl Patience {
+    pub(crate) fn new(longest: Duration) -> Patience {
+        Patience { longest, budget: longest, began: None }
+    }
+
     /// The next step of a wait that goes on at `now`.
     pub(crate) fn step(&mut self, now: Instant, may_spin: bool) -> Step {
         let waited = now.saturating_duration_since(*self.began.get_or_insert(now));
@@ -65,10 +85,10 @@ impl Patience {
     /// The wait is over: twice as much for the next after a short one, half after a long one.
     pub(crate) fn over(&mut self) {
         if let Some(began) = self.began.take() {
-            self.budget = if began.elapsed() <= LONGEST {
-                (self.budget * 2).min(LONGEST)
+            self.budget = if began.elapsed() <= self.longest {
+                (self.budget * 2).min(self.longest)
             } else {
-                (self.budget / 2).max(SHORTEST)
+                (self.budget / 2).max(SHORTEST.min(self.longest))
             };
         }
     }
@@ -137,7 +157,7 @@ mod tests {
 
     #[test]
     fn long_waits_shorten_the_spin_and_short_ones_lengthen_it() {
-        let mut patience = Patience::default();
+        let mut patience = Patience::new(LONGEST);
         let start = Instant::now();
         assert_eq!(patience.step(start, true), Step::Spin);
         assert_eq!(patience.step(start, false), Step::Yield);

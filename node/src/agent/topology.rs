@@ -7,7 +7,6 @@ use shoal_scheduler::consensus::View;
 use shoal_scheduler::{Link, LinkKind, NodeId, NodeOffer, Reach, Speed, Topology};
 use tokio::time::Instant;
 
-use crate::channels::ways::graph;
 use crate::machines::LAYER_US;
 use crate::swarm::interfaces::Kind;
 use crate::swarm::record::{LinkState, RecordBody};
@@ -78,7 +77,6 @@ fn is_there(table: &Table, id: &NodeId) -> bool {
 /// Whom each node that is there can open a data channel to: whoever a route leads to, for channels go over members between.
 /// Only those are listed that cannot open one to everybody.
 fn reach(table: &Table, now: Instant) -> BTreeMap<NodeId, Reach> {
-    let graph = graph(table);
     let there: Vec<&NodeId> = table.nodes.keys().filter(|id| is_there(table, id)).collect();
     let settled = |id: &&NodeId| {
         let since = table.nodes.get(*id).and_then(|entry| entry.since);
@@ -93,7 +91,7 @@ fn reach(table: &Table, now: Instant) -> BTreeMap<NodeId, Reach> {
         }
         let known = islands.iter().find(|island| island.contains(*id)).cloned();
         let mut reached = known.unwrap_or_else(|| {
-            let mut island: BTreeSet<NodeId> = graph.routes_from(id).reached().cloned().collect();
+            let mut island: BTreeSet<NodeId> = table.graph.routes_from(id).reached().cloned().collect();
             island.insert((*id).clone());
             islands.push(island.clone());
             island
@@ -117,10 +115,10 @@ fn has_data_address(table: &Table, id: &NodeId) -> bool {
 mod tests {
     use std::sync::Arc;
 
-    use shoal_scheduler::{GroupId, State};
+    use shoal_scheduler::{Graph, GroupId, State};
 
     use super::*;
-    use crate::swarm::record::{Neighbour, Record, RecordBody, Version};
+    use crate::swarm::record::{Record, RecordBody, Version};
     use crate::swarm::{Entry, Table};
 
     fn id(name: &str) -> NodeId {
@@ -130,13 +128,9 @@ mod tests {
     /// Nodes in lines of neighbours; `a` is this one.
     fn lines(lines: &[&[&str]], since: Instant) -> Table {
         let near_me = ["b"];
-        let entry = |names: &[&str], place: usize| {
-            let name = names[place];
-            let near = |place: usize| names.get(place).map(|name| id(name));
-            let near = [place.checked_sub(1).and_then(near), near(place + 1)].into_iter().flatten();
-            let near = near.map(|node| Neighbour { node, kind: Kind::Ethernet, rtt_us: None });
+        let entry = |name: &str| {
             let data = vec![([10, 0, 0, 1], 7712).into()];
-            let body = RecordBody { neighbours: near.collect(), data, ..RecordBody::default() };
+            let body = RecordBody { data, ..RecordBody::default() };
             let record = Record { node: id(name), version: Version::default(), body };
             let entry = Entry {
                 record: Some(Arc::new(record)),
@@ -154,9 +148,11 @@ mod tests {
             };
             (id(name), entry)
         };
-        let nodes = lines.iter().flat_map(|names| (0..names.len()).map(move |place| entry(names, place)));
+        let nodes = lines.iter().flat_map(|names| names.iter().map(|name| entry(name)));
         let nodes = nodes.collect();
-        Table { me: id("a"), nodes, refused: Vec::new(), version: 1 }
+        let pairs = lines.iter().flat_map(|names| names.iter().zip(names.iter().skip(1)));
+        let graph = Graph::of(pairs.map(|(a, b)| (id(a), id(b), 0)));
+        Table { me: id("a"), nodes, graph, refused: Vec::new(), version: 1 }
     }
 
     fn joins(table: &Table, a: &str, b: &str) -> bool {

@@ -8,49 +8,21 @@ use std::net::SocketAddr;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use shoal_scheduler::{Graph, NodeId, round_trip_class};
+use shoal_scheduler::NodeId;
 use shoal_transport::{Endpoint, Pass, PassRequest, Passage, Route, Ways};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::relays::{Ask, Granted, SIGNED};
 use super::{random_id, signed, verified};
-use crate::swarm::{NodeState, Swarm, Table, Topic};
+use crate::swarm::{Swarm, Table, Topic};
 
 /// How often channels are looked at although the records say nothing new: one that had to wait before it moves is due then.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Who is whose neighbour among the nodes that are there: what both records say, and for this node what it sees.
-pub fn graph(table: &Table) -> Graph {
-    let there = |id: &NodeId| {
-        *id == table.me
-            || table
-                .nodes
-                .get(id)
-                .is_some_and(|entry| matches!(entry.state, NodeState::Ready | NodeState::Suspect))
-    };
-    let class = |of: &NodeId, to: &NodeId| {
-        let body = &table.nodes.get(of)?.record.as_ref()?.body;
-        let near = body.neighbours.iter().find(|near| near.node == *to)?;
-        Some(round_trip_class(near.rtt_us.map(Duration::from_micros)))
-    };
-    let others = table.nodes.iter().filter(|(id, _)| **id != table.me && there(id));
-    let said = others.clone().flat_map(|(id, entry)| {
-        let near = entry.record.iter().flat_map(|record| &record.body.neighbours);
-        let near = near.filter(move |near| near.node != table.me && *id < near.node && there(&near.node));
-        near.filter_map(move |near| {
-            let worse = class(id, &near.node)?.max(class(&near.node, id)?);
-            Some((id.clone(), near.node.clone(), worse))
-        })
-    });
-    let own = others.filter(|(_, entry)| entry.route.as_ref().is_some_and(Vec::is_empty));
-    let own = own.map(|(id, entry)| (table.me.clone(), id.clone(), round_trip_class(entry.rtt)));
-    Graph::of(said.chain(own))
-}
-
 /// The ways from this node to another, the best first.
 fn ways(table: &Table, to: &NodeId) -> Vec<Route> {
-    let graph = graph(table);
+    let graph = &table.graph;
     let between = |nodes: &[NodeId]| {
         let inner = nodes.get(1..nodes.len().saturating_sub(1)).unwrap_or_default();
         Route::over(inner.iter().map(ToString::to_string))
@@ -112,8 +84,8 @@ impl Ways for WaysTo {
         let between: Result<Vec<NodeId>, _> = route.between().iter().cloned().map(NodeId::try_from).collect();
         let between = between.map_err(|error| error.to_string())?;
         let Some(first) = between.first() else {
-            let mut addresses = self.told.clone();
-            addresses.extend(doors(&table, &self.to));
+            let mut addresses = doors(&table, &self.to);
+            addresses.extend(&self.told);
             let mut seen = BTreeSet::new();
             addresses.retain(|address| seen.insert(*address));
             return Ok(Passage { addresses, passes: Vec::new() });
@@ -179,32 +151,30 @@ mod tests {
     use std::sync::Arc;
 
     use proptest::prelude::*;
+    use shoal_scheduler::Graph;
     use shoal_transport::MAX_RELAYS;
 
     use super::*;
     use crate::swarm::interfaces::Kind;
-    use crate::swarm::record::{Neighbour, Record, RecordBody, Version};
+    use crate::swarm::record::{Record, RecordBody, Version};
     use crate::swarm::{Entry, Path};
 
     fn id(n: usize) -> NodeId {
         NodeId::try_from(format!("node{n:02}")).unwrap()
     }
 
-    /// What node 0 knows: whom each says to be its neighbour, and whom it is connected with itself.
-    fn table(nodes: usize, says: &[(usize, usize)], near: &[usize]) -> Table {
+    /// What node 0 knows: who are neighbours of each other, and of itself.
+    fn table(nodes: usize, joined: &[(usize, usize)], near: &[usize]) -> Table {
         let entry = |n: usize| {
-            let of = says.iter().filter(|(of, _)| *of == n);
-            let neighbours =
-                of.map(|(_, to)| Neighbour { node: id(*to), kind: Kind::Ethernet, rtt_us: None }).collect();
             let data =
                 vec![format!("10.0.0.{n}:1").parse().unwrap(), format!("10.1.0.{n}:1").parse().unwrap()];
-            let body = RecordBody { neighbours, data, ..RecordBody::default() };
+            let body = RecordBody { data, ..RecordBody::default() };
             let record = Record { node: id(n), version: Version::default(), body };
             let connected = near.contains(&n);
             let remote = format!("10.1.0.{n}:9").parse().unwrap();
             Entry {
                 record: Some(Arc::new(record)),
-                state: NodeState::Ready,
+                state: crate::swarm::NodeState::Ready,
                 gone: None,
                 last_heard: None,
                 route: connected.then(Vec::new),
@@ -218,11 +188,10 @@ mod tests {
             }
         };
         let nodes: BTreeMap<NodeId, Entry> = (0..nodes).map(|n| (id(n), entry(n))).collect();
-        Table { me: id(0), nodes, refused: Vec::new(), version: 1 }
-    }
-
-    fn both(edges: &[(usize, usize)]) -> Vec<(usize, usize)> {
-        edges.iter().flat_map(|(a, b)| [(*a, *b), (*b, *a)]).collect()
+        let own = near.iter().map(|n| (0, *n));
+        let edges = joined.iter().copied().filter(|(a, b)| *a != 0 && *b != 0).chain(own);
+        let graph = Graph::of(edges.map(|(a, b)| (id(a), id(b), 0)));
+        Table { me: id(0), nodes, graph, refused: Vec::new(), version: 1 }
     }
 
     fn over(table: &Table, to: usize) -> Vec<String> {
@@ -231,17 +200,16 @@ mod tests {
 
     #[test]
     fn a_ring_has_two_ways_and_a_line_one() {
-        let ring = both(&[(0, 1), (1, 2), (2, 3), (3, 0)]);
+        let ring = [(0, 1), (1, 2), (2, 3), (3, 0)];
         assert_eq!(over(&table(4, &ring, &[1, 3]), 3), ["direct", "over node01, node02"]);
         assert_eq!(over(&table(4, &ring, &[1]), 3), ["over node01, node02"], "its own cable is pulled");
-        assert_eq!(over(&table(4, &both(&[(0, 1), (1, 2), (2, 3)]), &[1]), 3), ["over node01, node02"]);
+        assert_eq!(over(&table(4, &[(0, 1), (1, 2), (2, 3)], &[1]), 3), ["over node01, node02"]);
         assert!(over(&table(4, &ring, &[]), 3).is_empty());
-        assert!(over(&table(4, &[(1, 2), (2, 3), (3, 2)], &[1]), 3).is_empty(), "one says so, the other not");
     }
 
     #[test]
     fn only_neighbours_have_doors_and_the_cable_in_use_comes_first() {
-        let table = table(3, &both(&[(0, 1), (1, 2)]), &[1]);
+        let table = table(3, &[(0, 1), (1, 2)], &[1]);
         let expected: [SocketAddr; 2] = ["10.1.0.1:1".parse().unwrap(), "10.0.0.1:1".parse().unwrap()];
         assert_eq!(doors(&table, &id(1)), expected);
         for nobody in [0, 2, 9] {
@@ -253,11 +221,11 @@ mod tests {
         /// Tables that are half old and half new, as while they change: whatever they say, a way has no loop and ends.
         #[test]
         fn ways_are_simple_whatever_the_tables_say(
-            says in prop::collection::vec((0usize..12, 0usize..12), 0..60),
+            joined in prop::collection::vec((0usize..12, 0usize..12), 0..60),
             near in prop::collection::vec(1usize..12, 0..4),
             to in 1usize..12,
         ) {
-            let table = table(12, &says, &near);
+            let table = table(12, &joined, &near);
             let found = ways(&table, &id(to));
             prop_assert!(found.len() <= 2);
             for way in &found {

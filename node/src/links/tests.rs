@@ -44,7 +44,8 @@ fn table(me: &str, other: &str, data: &[&str], path: Option<&str>) -> Table {
         standing: None,
         record_refused: None,
     };
-    Table { me: id(me), nodes: BTreeMap::from([(id(other), entry)]), refused: Vec::new(), version: 1 }
+    let nodes = BTreeMap::from([(id(other), entry)]);
+    Table { me: id(me), nodes, graph: Default::default(), refused: Vec::new(), version: 1 }
 }
 
 #[test]

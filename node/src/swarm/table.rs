@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use shoal_scheduler::NodeId;
+use shoal_scheduler::{Graph, NodeId};
 use tokio::time::Instant;
 
 use super::gate::Standing;
@@ -126,6 +126,8 @@ pub struct Table {
     pub me: NodeId,
     /// By node id.
     pub nodes: BTreeMap<NodeId, Entry>,
+    /// Who is whose neighbour, among those that are there.
+    pub graph: Graph,
     /// Those refused lately.
     pub refused: Vec<RefusedPeer>,
     /// Rises by one with each new table.

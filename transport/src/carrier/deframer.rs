@@ -152,18 +152,18 @@ fn ready(mut read: impl FnMut() -> io::Result<usize>) -> Result<Option<usize>, C
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::frame::Kind;
     use crate::keys::{Direction, Protection, tests::pair};
     use proptest::prelude::*;
 
     /// Gives bytes in pieces of given sizes; a piece of 0 is a moment without any.
-    struct Pieces {
-        bytes: Vec<u8>,
-        sizes: Vec<usize>,
-        at: usize,
-        turn: usize,
+    pub(crate) struct Pieces {
+        pub(crate) bytes: Vec<u8>,
+        pub(crate) sizes: Vec<usize>,
+        pub(crate) at: usize,
+        pub(crate) turn: usize,
     }
 
     impl Read for Pieces {

@@ -177,9 +177,9 @@ fn send_pieces(
     header: [u8; HEADER_BYTES],
     payload: &[u8],
     from: usize,
+    now: Instant,
 ) -> Result<Option<usize>, CarrierError> {
-    let now = Instant::now();
-    let most = Cable::piece_bytes(payload.len());
+    let most = cable.piece_bytes(payload.len());
     let mut sent = from;
     loop {
         let bytes = payload.get(sent..).unwrap_or_default();
@@ -197,14 +197,14 @@ fn send_pieces(
 }
 
 impl Carrier for QueueCarrier {
-    fn send(&mut self, mut header: Header, payload: &[u8]) -> Result<Sent, CarrierError> {
+    fn send(&mut self, mut header: Header, payload: &[u8], now: Instant) -> Result<Sent, CarrierError> {
         if self.is_stuck() {
             return Ok(Sent::Full);
         }
         header.channel = self.channel;
         header.crc32c = header.checksum(payload);
         let encoded = header.encode();
-        let sent = send_pieces(&mut self.cable.lock(), self.channel, encoded, payload, 0)?;
+        let sent = send_pieces(&mut self.cable.lock(), self.channel, encoded, payload, 0, now)?;
         let Some(sent) = sent else { return Ok(Sent::Full) };
         if sent < payload.len() {
             self.outgoing.clear();
@@ -214,18 +214,17 @@ impl Carrier for QueueCarrier {
         Ok(Sent::Taken)
     }
 
-    fn flush(&mut self) -> Result<bool, CarrierError> {
+    fn flush(&mut self, now: Instant) -> Result<bool, CarrierError> {
         if self.is_stuck() {
             let mut cable = self.cable.lock();
-            let sent =
-                send_pieces(&mut cable, self.channel, self.outgoing_header, &self.outgoing, self.sent)?;
+            let (header, payload) = (self.outgoing_header, &self.outgoing);
+            let sent = send_pieces(&mut cable, self.channel, header, payload, self.sent, now)?;
             self.sent = sent.unwrap_or(self.sent);
         }
         Ok(!self.is_stuck())
     }
 
-    fn receive(&mut self, room: &mut [u8]) -> Result<Option<Header>, CarrierError> {
-        let now = Instant::now();
+    fn receive(&mut self, room: &mut [u8], now: Instant) -> Result<Option<Header>, CarrierError> {
         self.ringer.hush();
         let shared = self.cable.clone();
         let mut cable = shared.lock();

@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::deframer::{Deframer, STAGING_BYTES};
 use super::{Carrier, CarrierError, Readiness, Sent};
@@ -107,14 +107,14 @@ impl TcpCarrier {
 }
 
 impl Carrier for TcpCarrier {
-    fn send(&mut self, mut header: Header, payload: &[u8]) -> Result<Sent, CarrierError> {
+    fn send(&mut self, mut header: Header, payload: &[u8], now: Instant) -> Result<Sent, CarrierError> {
         if self.is_stuck() {
             return Ok(Sent::Full);
         }
         if self.seal.is_some() || self.fault.is_some() {
             header.crc32c = if self.seal.is_some() { 0 } else { header.checksum(payload) };
             self.hold(&header.encode(), payload)?;
-            self.flush()?;
+            self.flush(now)?;
             return Ok(Sent::Taken);
         }
         header.crc32c = header.checksum(payload);
@@ -128,7 +128,7 @@ impl Carrier for TcpCarrier {
         Ok(Sent::Taken)
     }
 
-    fn flush(&mut self) -> Result<bool, CarrierError> {
+    fn flush(&mut self, _now: Instant) -> Result<bool, CarrierError> {
         while self.is_stuck() {
             let mut bytes = &self.outgoing[self.written..];
             if let Some(damage) = &mut self.fault
@@ -152,7 +152,7 @@ impl Carrier for TcpCarrier {
         Ok(true)
     }
 
-    fn receive(&mut self, room: &mut [u8]) -> Result<Option<Header>, CarrierError> {
+    fn receive(&mut self, room: &mut [u8], _now: Instant) -> Result<Option<Header>, CarrierError> {
         let Some(damage) = &mut self.fault else {
             return self.incoming.receive(&mut &*self.stream, room);
         };

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::{Channel, interest};
 use crate::state::{State, TakeIn};
-use crate::wait::{self, Patience, Step, Wait};
+use crate::wait::{self, Clock, Patience, Step, Wait};
 
 /// Channels that are slept on without allocating.
 const MANY: usize = 32;
@@ -50,7 +50,7 @@ pub(crate) fn wait_for<C: BorrowMut<Channel>>(
     ready: impl Fn(usize, Sight) -> bool,
 ) -> Option<usize> {
     // What the first has learnt about waits is as good as any.
-    let mut patience = channels.first_mut().map(|first| std::mem::take(&mut first.borrow_mut().patience))?;
+    let mut patience = channels.first().map(|first| first.borrow().patience)?;
     let found = look_until(channels, wait, &mut patience, &ready);
     patience.over();
     if let Some(first) = channels.first_mut() {
@@ -71,8 +71,9 @@ fn look_until<C: BorrowMut<Channel>>(
     patience: &mut Patience,
     ready: &impl Fn(usize, Sight) -> bool,
 ) -> Option<usize> {
+    let mut clock = Clock::default();
     loop {
-        let now = Instant::now();
+        let now = clock.now();
         let mut woken = false;
         for (index, channel) in channels.iter().enumerate() {
             let channel = channel.borrow();
@@ -92,7 +93,10 @@ fn look_until<C: BorrowMut<Channel>>(
         match patience.step(now, channels.iter().all(|channel| channel.borrow().hub.may_spin())) {
             Step::Spin => std::hint::spin_loop(),
             Step::Yield => std::thread::yield_now(),
-            Step::Block => block(channels, until, ready),
+            Step::Block => {
+                block(channels, until, ready);
+                clock = Clock::default();
+            }
         }
     }
 }

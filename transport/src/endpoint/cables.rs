@@ -26,8 +26,8 @@ const MAX_ANCHOR_BYTES: usize = 64;
 /// How often a free number is looked for.
 const DRAWS: usize = 64;
 
-/// Pause of a keeper's polls just after something came, and the longest, once nothing came for a while: how late a message may
-/// be for a channel on which nobody spins.
+/// Pause of a keeper's polls just after one of them brought something, and the longest, once they brought nothing for a while,
+/// because nothing came or a channel's thread polls: how late a message may be for a channel on which nobody does.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 
@@ -251,11 +251,11 @@ impl Hub {
 /// Polls a cable until it breaks, or its endpoint is gone.
 fn keep(hub: &Weak<Hub>, cable: &Arc<SharedCable>) {
     let mut pause = SHORTEST_PAUSE;
-    let mut seen = CableStats::default();
     loop {
-        let (polled, stats) = {
+        let (polled, brought) = {
             let mut cable = cable.lock();
-            (cable.poll(Instant::now(), None), cable.stats())
+            let before = cable.stats();
+            (cable.poll(Instant::now(), None), cable.stats() != before)
         };
         let Some(hub) = hub.upgrade() else {
             return cable.lock().tear_down(CableError::Torn);
@@ -269,8 +269,7 @@ fn keep(hub: &Weak<Hub>, cable: &Arc<SharedCable>) {
             return;
         }
         drop(hub);
-        pause = if stats == seen { (pause * 2).min(LONGEST_PAUSE) } else { SHORTEST_PAUSE };
-        seen = stats;
+        pause = if brought { SHORTEST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
         thread::sleep(pause);
     }
 }

@@ -94,8 +94,8 @@ impl Connected {
     }
 
     fn send(&mut self, header: Header, payload: &[u8]) {
-        self.carrier.send(header, payload).unwrap();
-        while !self.carrier.flush().unwrap() {
+        self.carrier.send(header, payload, Instant::now()).unwrap();
+        while !self.carrier.flush(Instant::now()).unwrap() {
             std::thread::yield_now();
         }
     }
@@ -105,7 +105,7 @@ impl Connected {
         let mut room = vec![0; 2000];
         let until = Instant::now() + Duration::from_secs(60);
         loop {
-            if let Some(header) = self.carrier.receive(&mut room)? {
+            if let Some(header) = self.carrier.receive(&mut room, Instant::now())? {
                 return Ok((header, room[HEADER_BYTES..][..header.len as usize].to_vec()));
             }
             assert!(Instant::now() < until, "nothing came");

@@ -1,8 +1,8 @@
 //! Messages between two neighbours over three queue pairs: nothing is lost, whatever the queue pairs lose.
 //!
-//! A message goes by the class whose stride it fits, several small ones if that is shorter, several large ones if it has to
-//! be. Strides are fixed, so a message is always as long as the receive that takes it, whatever is in it, and no model makes
-//! anything to be set up anew. Receives are posted ahead, and each head says how many: a sender never sends more messages of
+//! A message goes by the class whose stride it fits, several large ones if it has to be. Strides are fixed, so no model makes
+//! anything to be set up anew. Where a device of either side asks for it ([`Terms`]), a message is always as long as the receive
+//! that takes it, whatever is in it, and several small ones go where that is shorter. Receives are posted ahead, and each head says how many: a sender never sends more messages of
 //! a class than the other side has receives for. What is sent is kept until it is acknowledged, by class, in order; where a
 //! later message shows that one is lacking, or nothing is heard for a while, the rest is sent again from there on. Every
 //! message carries what its sender has, so traffic in both directions needs no messages for that; where there is none, notes
@@ -10,13 +10,13 @@
 //!
 //! Order between the classes is not kept: a channel's bytes have places, which say it.
 //!
-//! No thread and no clock here: time is an argument, and whoever waits for something polls. What is broken is destroyed at
+//! No thread and no clock here: time is an argument, at most some milliseconds old, and whoever waits for something polls. What is broken is destroyed at
 //! once, and its memory goes back to the [`Station`].
 
 mod class;
 mod head;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ pub(super) const SHAPES: [Shape; CLASSES] = [
     Shape { stride: 32 << 10, depth: 4, extra: 0 },
     Shape { stride: 128 << 10, depth: 2, extra: 0 },
 ];
-/// A frame that fits so many small messages goes as such.
+/// A frame that fits so many small messages goes as such, where whole strides are sent.
 const SMALL_AT_MOST: usize = 3;
 /// Notes under way at most, each way.
 const NOTES: usize = 4;
@@ -65,6 +65,22 @@ pub(super) const ARENA_BYTES: usize = {
     }
     bytes
 };
+
+/// What both ends of a cable do alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Largest packets.
+    pub mtu: Mtu,
+    /// A message is as long as what is in it, else as the receive that takes it.
+    pub exact: bool,
+}
+
+impl Terms {
+    /// What both sides can.
+    pub fn common(self, theirs: Terms) -> Terms {
+        Terms { mtu: self.mtu.min(theirs.mtu), exact: self.exact && theirs.exact }
+    }
+}
 
 /// How long a cable waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,6 +200,7 @@ impl Arrival {
 }
 
 struct Inbox {
+    channel: u16,
     arrived: VecDeque<Arrival>,
     wake: Option<Arc<dyn Wake>>,
     /// A message of its did not find room.
@@ -197,7 +214,13 @@ pub struct Cable {
     classes: [Class; CLASSES],
     /// Slots for notes.
     notes: Vec<Slot>,
-    inboxes: HashMap<u16, Inbox>,
+    /// By channel, ascending.
+    inboxes: Vec<Inbox>,
+    /// Of them, those that want room.
+    waiting: usize,
+    /// Room for completions, kept so that polls that find nothing write nothing.
+    polled: Vec<Completion>,
+    exact: bool,
     incarnation: u32,
     patience: Patience,
     /// The other side is to be told that something lacks, or asked what there is.
@@ -207,6 +230,8 @@ pub struct Cable {
     heard: Instant,
     asked: Instant,
     got_through: Instant,
+    /// The latest time that any call named: some of those who call read the clock now and then only.
+    latest: Instant,
     /// Something did not find room. Word of room may be lost, so it is asked for.
     starved: bool,
     stats: CableStats,
@@ -245,7 +270,10 @@ impl Cable {
                 Class::new(SHAPES[2], bulk, bulks),
             ],
             notes: Vec::with_capacity(NOTES),
-            inboxes: HashMap::new(),
+            inboxes: Vec::new(),
+            waiting: 0,
+            polled: vec![Completion::EMPTY; POLLED],
+            exact: false,
             incarnation,
             patience,
             owes_note: false,
@@ -253,6 +281,7 @@ impl Cable {
             heard: now,
             asked: now,
             got_through: now,
+            latest: now,
             starved: false,
             stats: CableStats::default(),
             broken: None,
@@ -261,7 +290,7 @@ impl Cable {
 
     /// Where its queue pairs are, for the other side. `packet` numbers their first packets, 24 bits.
     pub fn addresses(&self, packet: u32) -> Result<[Address; CLASSES], CableError> {
-        let (_, lid) = self.station.mtu_and_lid()?;
+        let lid = self.station.lid()?;
         let gid = self.station.gid();
         let mut addresses = [Address { gid, lid, number: 0, packet }; CLASSES];
         for (address, class) in addresses.iter_mut().zip(&self.classes) {
@@ -270,19 +299,20 @@ impl Cable {
         Ok(addresses)
     }
 
-    /// INIT -> RTR -> RTS, and the receives. `packet` is what [`Cable::addresses`] said; `mtu` is the same on both sides.
+    /// INIT -> RTR -> RTS, and the receives. `packet` is what [`Cable::addresses`] said; `terms` are the same on both sides.
     /// Nothing may be sent before the other side has come as far.
     pub fn connect(
         &mut self,
         theirs: &[Address; CLASSES],
-        mtu: Mtu,
+        terms: Terms,
         packet: u32,
         now: Instant,
     ) -> Result<(), CableError> {
+        self.exact = terms.exact;
         let gid_index = self.station.gid_index();
         for (class, to) in self.classes.iter_mut().zip(theirs) {
             let pair = class.pair.as_mut().ok_or(CableError::Torn)?;
-            pair.ready_to_receive(&Path { gid_index, mtu, to: *to })?;
+            pair.ready_to_receive(&Path { gid_index, mtu: terms.mtu, to: *to })?;
             pair.ready_to_send(packet)?;
         }
         for (index, class) in self.classes.iter_mut().enumerate() {
@@ -303,35 +333,62 @@ impl Cable {
 
     /// From now on what comes for `channel` is kept for it. False if that number is taken.
     pub fn attach(&mut self, channel: u16, wake: Option<Arc<dyn Wake>>) -> bool {
-        if self.inboxes.contains_key(&channel) {
-            return false;
-        }
-        self.inboxes
-            .insert(channel, Inbox { arrived: VecDeque::with_capacity(RECEIVES), wake, wants_room: false });
+        let Err(at) = self.place(channel) else { return false };
+        let arrived = VecDeque::with_capacity(RECEIVES);
+        self.inboxes.insert(at, Inbox { channel, arrived, wake, wants_room: false });
         true
     }
 
     /// What comes for `channel` is dropped, as what has come is.
     pub fn detach(&mut self, channel: u16) {
-        for arrival in self.inboxes.remove(&channel).into_iter().flat_map(|inbox| inbox.arrived) {
+        let Ok(at) = self.place(channel) else { return };
+        let inbox = self.inboxes.remove(at);
+        self.waiting -= usize::from(inbox.wants_room);
+        for arrival in inbox.arrived {
             self.release(arrival);
         }
     }
 
+    /// Where a channel's inbox is, or would be.
+    fn place(&self, channel: u16) -> Result<usize, usize> {
+        self.inboxes.binary_search_by_key(&channel, |inbox| inbox.channel)
+    }
+
+    fn inbox(&mut self, channel: u16) -> Option<&mut Inbox> {
+        let at = self.place(channel).ok()?;
+        self.inboxes.get_mut(at)
+    }
+
     /// Most bytes of a piece of a frame of `total` bytes.
-    pub fn piece_bytes(total: usize) -> usize {
-        SHAPES[class_of(total)].stride - HEAD_BYTES
+    pub fn piece_bytes(&self, total: usize) -> usize {
+        SHAPES[self.class_of(total)].stride - HEAD_BYTES
+    }
+
+    /// The class that a frame of `total` bytes goes by.
+    fn class_of(&self, total: usize) -> usize {
+        let room = |class: usize| SHAPES[class].stride - HEAD_BYTES;
+        let smalls = if self.exact { 1 } else { SMALL_AT_MOST };
+        if total <= smalls * room(0) {
+            0
+        } else if total <= room(1) {
+            1
+        } else {
+            2
+        }
     }
 
     /// Sends a piece of a frame of `channel`; false while there is no room, and `channel` is woken when there is.
     pub fn send(&mut self, channel: u16, piece: Piece<'_>, now: Instant) -> Result<bool, CableError> {
         self.check()?;
+        let now = self.at(now);
         self.is_word_due(now);
-        let index = class_of(piece.total as usize);
+        let index = self.class_of(piece.total as usize);
         if !self.classes[index].may_send() {
             self.starved = true;
-            if let Some(inbox) = self.inboxes.get_mut(&channel) {
-                inbox.wants_room = true;
+            if let Some(inbox) = self.inbox(channel)
+                && !std::mem::replace(&mut inbox.wants_room, true)
+            {
+                self.waiting += 1;
             }
             return Ok(false);
         }
@@ -342,7 +399,7 @@ impl Cable {
         head.number = self.classes[index].next();
         (head.total, head.offset) = (piece.total, piece.offset);
         let room = self.classes[index].room();
-        if piece.bytes.len() > room || !write(&mut slot, &head, piece.bytes) {
+        if piece.bytes.len() > room || !write(&mut slot, &head, piece.bytes, self.exact) {
             self.classes[index].free.push(slot);
             return Err(CableError::Head("a piece that is longer than its class"));
         }
@@ -354,7 +411,7 @@ impl Cable {
 
     /// The first piece for `channel` that `fits`. To be given to [`Cable::release`].
     pub fn take(&mut self, channel: u16, fits: impl Fn(&Arrival) -> bool) -> Option<Arrival> {
-        let inbox = self.inboxes.get_mut(&channel)?;
+        let inbox = self.inbox(channel)?;
         let at = inbox.arrived.iter().position(fits)?;
         inbox.arrived.remove(at)
     }
@@ -374,14 +431,31 @@ impl Cable {
     /// Takes in what has come, and says and asks what is due. `own` is the channel whose thread calls, not to be woken.
     pub fn poll(&mut self, now: Instant, own: Option<u16>) -> Result<(), CableError> {
         self.check()?;
+        let now = self.at(now);
         let polled = self.take_in(now, own).and_then(|()| self.say(now));
         self.keep(polled)
     }
 
+    fn at(&mut self, now: Instant) -> Instant {
+        self.latest = self.latest.max(now);
+        self.latest
+    }
+
     fn take_in(&mut self, now: Instant, own: Option<u16>) -> Result<(), CableError> {
-        let mut polled = [Completion::EMPTY; POLLED];
+        let mut polled = std::mem::take(&mut self.polled);
+        let taken = self.take_polled(&mut polled, now, own);
+        self.polled = polled;
+        taken
+    }
+
+    fn take_polled(
+        &mut self,
+        polled: &mut [Completion],
+        now: Instant,
+        own: Option<u16>,
+    ) -> Result<(), CableError> {
         for _ in 0..MAX_POLLS {
-            let count = self.queue.poll(&mut polled)?;
+            let count = self.queue.poll(polled)?;
             for completion in polled.iter().take(count) {
                 let mut owner = None;
                 for (index, class) in self.classes.iter_mut().enumerate() {
@@ -392,16 +466,17 @@ impl Cable {
                 }
                 // Of a queue pair of before, whose slots are back already.
                 let Some((index, slot)) = owner else { continue };
-                let stride = self.classes[index].shape.stride;
-                let whole = completion.direction == Direction::Sent || completion.bytes as usize == stride;
-                if completion.status != Status::SUCCESS || !whole {
+                let (stride, bytes) = (self.classes[index].shape.stride, completion.bytes as usize);
+                let long = completion.direction == Direction::Sent
+                    || if self.exact { (HEAD_BYTES..=stride).contains(&bytes) } else { bytes == stride };
+                if completion.status != Status::SUCCESS || !long {
                     self.classes[index].free.push(slot);
-                    let status = if whole { completion.status } else { Status::LOCAL_LENGTH };
+                    let status = if long { completion.status } else { Status::LOCAL_LENGTH };
                     return Err(CableError::Failed { stride, status });
                 }
                 match completion.direction {
                     Direction::Sent => self.sent(index, slot),
-                    Direction::Received => self.received(index, slot, now, own)?,
+                    Direction::Received => self.received(index, slot, bytes - HEAD_BYTES, now, own)?,
                 }
             }
             if count < polled.len() {
@@ -422,6 +497,7 @@ impl Cable {
         &mut self,
         index: usize,
         slot: Slot,
+        payload: usize,
         now: Instant,
         own: Option<u16>,
     ) -> Result<(), CableError> {
@@ -458,7 +534,7 @@ impl Cable {
                     return Err(CableError::Head("more messages than there are receives"));
                 };
                 self.classes[index].posted = posted;
-                self.file(Arrival { slot, class: index, head, len: 0 }, own)
+                self.file(Arrival { slot, class: index, head, len: payload }, own)
             }
             Order::Again => {
                 self.stats.again += 1;
@@ -472,18 +548,20 @@ impl Cable {
         }
     }
 
-    /// Gives a message to its channel.
+    /// Gives a message, whose length is as yet that of what came, to its channel.
     fn file(&mut self, mut arrival: Arrival, own: Option<u16>) -> Result<(), CableError> {
         let Head { total, offset, frame, .. } = arrival.head;
         let class = arrival.class;
         let left = total.checked_sub(offset).filter(|left| *left > 0 || total == 0);
-        let Some(left) = left.filter(|_| class_of(total as usize) == class) else {
+        let len = left.map(|left| (left as usize).min(self.classes[class].room()));
+        let Some(len) = len.filter(|len| self.class_of(total as usize) == class && *len <= arrival.len)
+        else {
             self.classes[class].free.push(arrival.slot);
             return Err(CableError::Head("a piece outside its frame"));
         };
-        arrival.len = (left as usize).min(self.classes[class].room());
+        arrival.len = len;
         let channel = u16::from_le_bytes([frame[0], frame[1]]);
-        let Some(inbox) = self.inboxes.get_mut(&channel) else {
+        let Some(inbox) = self.inbox(channel) else {
             self.stats.strangers += 1;
             self.release(arrival);
             return Ok(());
@@ -502,9 +580,12 @@ impl Cable {
     }
 
     fn wake_senders(&mut self, own: Option<u16>) {
-        for (channel, inbox) in &mut self.inboxes {
+        if std::mem::take(&mut self.waiting) == 0 {
+            return;
+        }
+        for inbox in &mut self.inboxes {
             if std::mem::take(&mut inbox.wants_room)
-                && own != Some(*channel)
+                && own != Some(inbox.channel)
                 && let Some(wake) = &inbox.wake
             {
                 wake.wake();
@@ -575,7 +656,7 @@ impl Cable {
         let Some(mut slot) = self.notes.pop() else { return Ok(()) };
         let answers = std::mem::take(&mut self.owes_answer);
         let head = Head { note: true, asks, answers, ..self.head() };
-        if !write(&mut slot, &head, &[]) {
+        if !write(&mut slot, &head, &[], self.exact) {
             return Err(CableError::Head("a slot without room for a head"));
         }
         self.classes[NOTED].post(slot)?;
@@ -611,7 +692,7 @@ impl Cable {
             *slots = class.end();
         }
         slots[NOTED].append(&mut self.notes);
-        for inbox in self.inboxes.values_mut() {
+        for inbox in &mut self.inboxes {
             for arrival in inbox.arrived.drain(..) {
                 slots[arrival.class].push(arrival.slot);
             }
@@ -619,7 +700,7 @@ impl Cable {
         for (index, slots) in slots.into_iter().enumerate() {
             self.station.give_back(index, slots);
         }
-        for inbox in self.inboxes.values() {
+        for inbox in &self.inboxes {
             if let Some(wake) = &inbox.wake {
                 wake.wake();
             }
@@ -643,19 +724,8 @@ impl Drop for Cable {
     }
 }
 
-/// The class that a frame of `total` bytes goes by.
-fn class_of(total: usize) -> usize {
-    let room = |class: usize| SHAPES[class].stride - HEAD_BYTES;
-    if total <= SMALL_AT_MOST * room(0) {
-        0
-    } else if total <= room(1) {
-        1
-    } else {
-        2
-    }
-}
-
-fn write(slot: &mut Slot, head: &Head, payload: &[u8]) -> bool {
+fn write(slot: &mut Slot, head: &Head, payload: &[u8], exact: bool) -> bool {
+    slot.fill(if exact { HEAD_BYTES + payload.len() } else { slot.len() });
     let Some((front, rest)) = slot.bytes_mut().split_first_chunk_mut::<HEAD_BYTES>() else { return false };
     head.encode(front);
     rest.get_mut(..payload.len()).map(|room| room.copy_from_slice(payload)).is_some()

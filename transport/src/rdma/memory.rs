@@ -57,7 +57,7 @@ impl Region {
     /// All of a region as one slot. `key` is the local key of `pages`.
     pub(super) fn whole(pages: Pages, key: u32, registration: Box<dyn Any + Send + Sync>) -> Slot {
         let len = pages.len();
-        Slot { region: Arc::new(Region { key, registration, pages }), start: 0, len }
+        Slot { region: Arc::new(Region { key, registration, pages }), start: 0, len, filled: len }
     }
 }
 
@@ -67,6 +67,8 @@ pub struct Slot {
     region: Arc<Region>,
     start: usize,
     len: usize,
+    /// What of it is sent.
+    filled: usize,
 }
 
 impl fmt::Debug for Slot {
@@ -81,6 +83,16 @@ impl Slot {
     #[expect(clippy::len_without_is_empty, reason = "a slot is never empty")]
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Bytes at its front that a send takes; all of it, where nothing else was said.
+    pub fn filled(&self) -> usize {
+        self.filled
+    }
+
+    /// Says how many bytes a send takes: at least one, at most all.
+    pub fn fill(&mut self, bytes: usize) {
+        self.filled = bytes.clamp(1, self.len);
     }
 
     /// What is in it.
@@ -100,8 +112,8 @@ impl Slot {
     /// The slot's first `at` bytes and the rest; `None` where one of them would be empty.
     pub fn split(self, at: usize) -> Option<(Slot, Slot)> {
         let rest = self.len.checked_sub(at).filter(|rest| *rest > 0 && at > 0)?;
-        let second = Slot { region: self.region.clone(), start: self.start + at, len: rest };
-        Some((Slot { len: at, ..self }, second))
+        let second = Slot { region: self.region.clone(), start: self.start + at, len: rest, filled: rest };
+        Some((Slot { len: at, filled: at, ..self }, second))
     }
 
     /// Cuts `count` slots of `stride` bytes off its front; they, and what is left. `None` if it is not longer than that.

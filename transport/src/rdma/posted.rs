@@ -81,9 +81,9 @@ impl Posted {
         queue.remove(at).map(|(_, slot)| slot)
     }
 
-    /// How long the slot of a send is.
+    /// How many bytes a send takes of its slot.
     pub(super) fn len_of(&self, work: u64) -> Option<usize> {
-        self.sending.iter().find(|(other, _)| *other == work).map(|(_, slot)| slot.len())
+        self.sending.iter().find(|(other, _)| *other == work).map(|(_, slot)| slot.filled())
     }
 
     /// All slots; the device does not touch them any more.

@@ -21,13 +21,15 @@ pub struct Limits {
     pub reliable: bool,
     /// Queue pairs at once; one more is answered EBUSY.
     pub queue_pairs: usize,
+    /// Whether message and receive have to cover equally many units of 4 KiB.
+    pub units: bool,
 }
 
 impl Limits {
     /// As Apple's devices are: unreliable queue pairs, ten of them.
-    pub const APPLE: Limits = Limits { reliable: false, queue_pairs: 10 };
+    pub const APPLE: Limits = Limits { reliable: false, queue_pairs: 10, units: true };
     /// As a device of Linux is.
-    pub const LINUX: Limits = Limits { reliable: true, queue_pairs: 1 << 10 };
+    pub const LINUX: Limits = Limits { reliable: true, queue_pairs: 1 << 10, units: false };
 }
 
 /// What goes wrong on a device from now on.
@@ -171,6 +173,10 @@ impl Device for SoftDevice {
 
     fn port(&self) -> Result<Port, VerbsError> {
         Ok(self.shared.fabric().port(self.index))
+    }
+
+    fn counts_units(&self) -> bool {
+        self.shared.fabric().counts_units(self.index)
     }
 
     fn gids(&self) -> Result<Vec<Gid>, VerbsError> {

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::cable::{self, CLASSES};
+use super::cable::{self, CLASSES, Terms};
 use super::error::VerbsError;
-use super::types::{Depth, Gid, Kind, Mtu};
+use super::types::{Depth, Gid, Kind};
 use super::{CompletionQueue, Device, Domain, Library, QueuePair, Slot};
 
 /// Cables that a station has memory for: each takes three of the ten queue pairs of Apple's devices.
@@ -77,10 +77,14 @@ impl Station {
         self.gid_index
     }
 
-    /// Largest packets of the port at present, and its local identifier.
-    pub fn mtu_and_lid(&self) -> Result<(Mtu, u16), VerbsError> {
-        let port = self.device.port()?;
-        Ok((port.mtu, port.lid))
+    /// What its cables can do: packets as large as the port's at present.
+    pub fn terms(&self) -> Result<Terms, VerbsError> {
+        Ok(Terms { mtu: self.device.port()?.mtu, exact: !self.device.counts_units() })
+    }
+
+    /// The port's local identifier.
+    pub fn lid(&self) -> Result<u16, VerbsError> {
+        Ok(self.device.port()?.lid)
     }
 
     fn pool(&self) -> MutexGuard<'_, [Vec<Slot>; CLASSES]> {

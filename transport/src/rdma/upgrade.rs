@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use self::wire::{Message, Offer};
 use super::cable::{Cable, CableError, Patience, Piece};
 use super::station::Station;
-use super::types::{Kind, Mtu};
+use super::types::Kind;
 use crate::{Channel, ChannelError, Wait};
 
 /// How long the other side may take for a step.
@@ -160,12 +160,6 @@ fn random() -> Result<[u8; 4], Stays> {
     bytes.map(|bytes| bytes.expose()).map_err(|_| Stays::Protocol("the system gives no random bytes"))
 }
 
-/// The smaller of both sides' packet sizes; an unknown one is none.
-fn common_mtu(ours: Mtu, theirs: u8) -> Result<Mtu, Stays> {
-    let theirs = Mtu::from_code(theirs.into()).ok_or(Stays::Protocol("packets of no known size"))?;
-    Ok(ours.min(theirs))
-}
-
 /// Proposes a cable between `station` and what the other side has at its end, reliable if both can; `keep` takes it up here, once
 /// the other side has its end. Blocks for some seconds at most.
 pub(crate) fn propose(
@@ -188,21 +182,20 @@ fn proposed(
     wanted: Wanted,
     patience: Patience,
 ) -> Result<Upgraded, Stays> {
-    let (mtu, _) = station.mtu_and_lid().map_err(CableError::from)?;
+    let terms = station.terms().map_err(CableError::from)?;
     let reliable = Cable::prepare(station, Kind::Rc, 0, patience).is_ok();
     let incarnation = u32::from_le_bytes(random()?);
-    talk.say(&Message::Offer(Offer { reliable, incarnation, mtu: mtu.code() as u8 }))?;
-    let Message::Choice { kind, number, mtu: theirs, addresses } = talk.hear()? else {
+    talk.say(&Message::Offer(Offer { reliable, terms, incarnation }))?;
+    let Message::Choice { kind, terms: theirs, number, addresses } = talk.hear()? else {
         return Err(Stays::Protocol("no choice"));
     };
     if kind == Kind::Rc && !reliable {
         return Err(Stays::Protocol("a kind that was not offered"));
     }
-    let mtu = common_mtu(mtu, theirs)?;
     let packet = packet(random()?);
     let mut cable = Cable::prepare(station, kind, incarnation, patience)?;
     talk.say(&Message::Ends { addresses: cable.addresses(packet)? })?;
-    cable.connect(&addresses, mtu, packet, Instant::now())?;
+    cable.connect(&addresses, terms.common(theirs), packet, Instant::now())?;
     talk.say(&Message::Ready)?;
     let Message::Ready = talk.hear()? else { return Err(Stays::Protocol("not ready")) };
     let anchor_us = ping(|| {
@@ -253,8 +246,7 @@ fn answered(
     patience: Patience,
 ) -> Result<Upgraded, Stays> {
     let Message::Offer(offer) = talk.hear()? else { return Err(Stays::Protocol("no offer")) };
-    let (ours, _) = station.mtu_and_lid().map_err(CableError::from)?;
-    let mtu = common_mtu(ours, offer.mtu)?;
+    let terms = station.terms().map_err(CableError::from)?;
     let prepare =
         |kind| Cable::prepare(station, kind, offer.incarnation, patience).map(|cable| (kind, cable));
     let reliable = if offer.reliable { prepare(Kind::Rc).ok() } else { None };
@@ -264,9 +256,9 @@ fn answered(
     };
     let packet = packet(random()?);
     let addresses = cable.addresses(packet)?;
-    talk.say(&Message::Choice { kind, number, mtu: ours.code() as u8, addresses })?;
+    talk.say(&Message::Choice { kind, terms, number, addresses })?;
     let Message::Ends { addresses } = talk.hear()? else { return Err(Stays::Protocol("no addresses")) };
-    cable.connect(&addresses, mtu, packet, Instant::now())?;
+    cable.connect(&addresses, terms.common(offer.terms), packet, Instant::now())?;
     cable.attach(PING_CHANNEL, None);
     let Message::Ready = talk.hear()? else { return Err(Stays::Protocol("not ready")) };
     talk.say(&Message::Ready)?;

@@ -37,10 +37,10 @@ impl Devices {
         let mut near = Cable::prepare(&self.near, kind, incarnation, PATIENCE)?;
         let mut far = Cable::prepare(&self.far, kind, incarnation, PATIENCE)?;
         let (ours, theirs) = (near.addresses(1)?, far.addresses(2)?);
-        let mtu = self.near.mtu_and_lid()?.0;
+        let terms = self.near.terms()?;
         let now = Instant::now();
-        near.connect(&theirs, mtu, 1, now)?;
-        far.connect(&ours, mtu, 2, now)?;
+        near.connect(&theirs, terms, 1, now)?;
+        far.connect(&ours, terms, 2, now)?;
         Ok((near, far))
     }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -87,7 +87,7 @@ impl Net {
         ways: &[&[&str]],
         frame_bytes: u32,
     ) -> (Pair, Arc<To>) {
-        let to_ways = Arc::new(To { net: self.clone(), to: to.to_owned(), ways: Mutex::default() });
+        let to_ways = Arc::new(To { net: Arc::downgrade(self), to: to.to_owned(), ways: Mutex::default() });
         to_ways.set(ways);
         let (near, far) = (self.node(from), self.node(to));
         let opening = opening(frame_bytes);
@@ -100,7 +100,8 @@ impl Net {
 
 /// The ways to one node.
 struct To {
-    net: Arc<Net>,
+    /// Not held: a channel holds its ways, and the nodes are the tests' own.
+    net: Weak<Net>,
     to: String,
     ways: Mutex<Vec<Route>>,
 }
@@ -117,7 +118,7 @@ impl Ways for To {
     }
 
     fn prepare(&self, route: &Route, _by: Instant) -> Result<Passage, String> {
-        self.net.passage(route, &self.to)
+        self.net.upgrade().ok_or("the test is over")?.passage(route, &self.to)
     }
 }
 
@@ -198,23 +199,49 @@ fn a_node_that_cannot_go_on_says_so_and_another_way_is_taken() {
     assert!(!lonely.dialer.stats().live, "without a way it waits for one");
 }
 
-/// Carries bytes to `to`, as many as `limit` in all, and cuts then.
-fn wire(to: SocketAddr, limit: u64) -> SocketAddr {
+/// What a wire does when it has carried as much as it may.
+#[derive(Clone, Copy, PartialEq)]
+enum Then {
+    /// Ends both connections.
+    Cut,
+    /// Takes what goes there and loses it, without a word; what comes back is carried on.
+    Swallow,
+    /// Reads no more of what goes there; what comes back is carried on.
+    Stop,
+}
+
+/// Carries bytes to `to`, as many as `limit` in all (for [`Then::Cut`]) or there; whether it has come to that is told.
+fn wire(to: SocketAddr, limit: u64, then: Then) -> (SocketAddr, Arc<AtomicBool>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let here = listener.local_addr().unwrap();
+    let reached = Arc::new(AtomicBool::new(false));
+    let told = reached.clone();
     std::thread::spawn(move || {
         let Ok((near, _)) = listener.accept() else { return };
         let far = TcpStream::connect(to).unwrap();
         let left = Arc::new(AtomicU64::new(limit));
-        let carry = |mut from: TcpStream, mut to: TcpStream| {
-            let left = left.clone();
+        let carry = |mut from: TcpStream, mut to: TcpStream, there: bool| {
+            let (left, told) = (left.clone(), told.clone());
             std::thread::spawn(move || {
                 let mut chunk = [0; 1000];
                 while let Ok(count @ 1..) = from.read(&mut chunk) {
-                    let may = left.fetch_sub(count as u64, Ordering::AcqRel);
-                    let may = if may > limit { 0 } else { may.min(count as u64) };
-                    if to.write_all(&chunk[..may as usize]).is_err() || may < count as u64 {
+                    let counted = if there || then == Then::Cut { count as u64 } else { 0 };
+                    let may = left.load(Ordering::Acquire).min(counted);
+                    left.fetch_sub(may, Ordering::AcqRel);
+                    let whole = may == counted;
+                    let may = if counted == 0 { count } else { may as usize };
+                    if to.write_all(&chunk[..may]).is_err() {
                         break;
+                    }
+                    if whole {
+                        continue;
+                    }
+                    told.store(true, Ordering::Release);
+                    match then {
+                        Then::Cut => break,
+                        Then::Swallow => {}
+                        // Until the other direction has ended.
+                        Then::Stop => return,
                     }
                 }
                 let _ = from.shutdown(std::net::Shutdown::Both);
@@ -222,22 +249,59 @@ fn wire(to: SocketAddr, limit: u64) -> SocketAddr {
             })
         };
         let pair = (near.try_clone().unwrap(), far.try_clone().unwrap());
-        let both = [carry(near, far), carry(pair.1, pair.0)];
+        let both = [carry(near, far, true), carry(pair.1, pair.0, false)];
         both.into_iter().for_each(|thread| thread.join().unwrap());
         // One connection only: whoever comes again finds nobody.
     });
-    here
+    (here, reached)
 }
 
 #[test]
 fn a_cut_in_the_middle_of_a_frame_between_two_nodes_is_healed() {
     for limit in [300, 5_000, 77_777, 400_001] {
         let net = Net::of(&["a", "r1", "r2", "r3", "b"]);
-        net.wiretap("r2", wire(net.door("r2").unwrap(), limit));
+        net.wiretap("r2", wire(net.door("r2").unwrap(), limit, Then::Cut).0);
         let (mut pair, _ways) = net.channel("a", "b", &[&["r1", "r2"], &["r3"]], 4096);
         exchange_both(&mut pair, &messages(1, 20, 30_000), &messages(90, 20, 30_000));
         assert_eq!(pair.dialer.route(), over(&["r3"]), "after {limit} bytes");
     }
+}
+
+#[test]
+fn a_cut_of_one_direction_that_nothing_tells_is_healed_once_the_way_is_known_to_be_no_more() {
+    for limit in [5_000, 77_777] {
+        let net = Net::of(&["a", "r1", "r2", "b"]);
+        let (tapped, silent) = wire(net.door("b").unwrap(), limit, Then::Swallow);
+        let b = net.door("b").unwrap();
+        net.wiretap("b", tapped);
+        let (mut pair, ways) = net.channel("a", "b", &[&["r1"]], 4096);
+        let near = pair.near.clone();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                eventually("a direction is cut", || silent.load(Ordering::Acquire));
+                net.wiretap("b", b);
+                ways.set(&[&["r2"]]);
+                eventually("it moves", || {
+                    near.ways_changed();
+                    near.dialled().iter().all(|dialled| dialled.live && dialled.route == over(&["r2"]))
+                });
+            });
+            exchange_both(&mut pair, &messages(1, 20, 30_000), &messages(90, 20, 30_000));
+        });
+    }
+}
+
+/// The system gives a connection up whose other end takes nothing for three seconds; a healthy end always has room for a window.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_node_that_reads_no_more_is_gone_around_in_the_stated_time() {
+    let net = Net::of(&["a", "r1", "r2", "b"]);
+    net.wiretap("r1", wire(net.door("r1").unwrap(), 100_000, Then::Stop).0);
+    let (mut pair, _ways) = net.channel("a", "b", &[&["r1"], &["r2"]], 1 << 20);
+    let begun = Instant::now();
+    exchange_both(&mut pair, &messages(1, 24, 1 << 20), &messages(90, 2, 1000));
+    println!("healed and done after {:?}", begun.elapsed());
+    assert_eq!(pair.dialer.route(), over(&["r2"]));
 }
 
 #[test]
@@ -292,7 +356,7 @@ fn a_better_way_is_moved_to_and_back_without_losing_a_byte() {
     assert!(pair.dialer.send(b"one", cap()).unwrap());
     assert_eq!(receive(&mut pair.acceptor).unwrap(), b"one");
     let near = pair.near.clone();
-    let done = std::sync::atomic::AtomicBool::new(false);
+    let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             // The way is no more: at once; a better one is there: after a pause; and so on, while bytes flow both ways.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use shoal_transport::rdma::cable::{Cable, CableError, Patience, Piece};
+use shoal_transport::rdma::cable::{Cable, CableError, Patience, Piece, Terms};
 use shoal_transport::rdma::software::{Fault, Held, Limits, Software};
 use shoal_transport::rdma::station::{MAX_CABLES, Station};
 use shoal_transport::rdma::{Kind, Mtu, QueuePair, VerbsError};
@@ -57,7 +57,7 @@ impl Side {
     fn turn(&mut self, now: Instant) -> Result<(), CableError> {
         while let Some(frame) = self.outgoing.front() {
             let bytes = &frame[self.sent..];
-            let bytes = &bytes[..bytes.len().min(Cable::piece_bytes(frame.len()))];
+            let bytes = &bytes[..bytes.len().min(self.cable.piece_bytes(frame.len()))];
             let mut header = [0; 32];
             header[8..16].copy_from_slice(&self.number.to_le_bytes());
             let piece = Piece { header, total: frame.len() as u32, offset: self.sent as u32, bytes };
@@ -146,10 +146,10 @@ fn connect(stations: &[Arc<Station>; 2], kind: Kind, real: bool) -> Result<Two, 
     let mut here = Cable::prepare(near, kind, 3, patience)?;
     let mut there = Cable::prepare(far, kind, 3, patience)?;
     let (ours, theirs) = (here.addresses(1)?, there.addresses(2)?);
-    let mtu = near.mtu_and_lid()?.0.min(far.mtu_and_lid()?.0);
+    let terms = near.terms()?.common(far.terms()?);
     let now = Instant::now();
-    here.connect(&theirs, mtu, 1, now)?;
-    there.connect(&ours, mtu, 2, now)?;
+    here.connect(&theirs, terms, 1, now)?;
+    there.connect(&ours, terms, 2, now)?;
     for cable in [&mut here, &mut there] {
         assert!(cable.attach(CHANNEL, None) && !cable.attach(CHANNEL, None));
     }
@@ -379,8 +379,8 @@ fn a_device_without_an_ipv4_address_that_is_wanted_is_no_station() {
     assert!(error.to_string().starts_with("near has no IPv4 address"), "{error}");
 }
 
-/// A queue pair that says whatever it likes to the small class of a cable.
-fn against_a_stranger(head: &[u8; 64]) -> Result<(), CableError> {
+/// A queue pair that says whatever it likes, in a message of `bytes`, to the small class of a cable.
+fn against_a_stranger(head: &[u8; 64], bytes: usize, exact: bool) -> Result<(), CableError> {
     let (_devices, bed) = software(Limits::LINUX);
     let [near, _] = stations(&bed);
     let mut cable = Cable::prepare(&near, Kind::Uc, 3, PATIENCE)?;
@@ -392,7 +392,7 @@ fn against_a_stranger(head: &[u8; 64]) -> Result<(), CableError> {
     for (address, stranger) in theirs.iter_mut().zip(&strangers) {
         *address = far.address(&**stranger, 2);
     }
-    cable.connect(&theirs, Mtu::B4096, 1, Instant::now())?;
+    cable.connect(&theirs, Terms { mtu: Mtu::B4096, exact }, 1, Instant::now())?;
     cable.attach(CHANNEL, None);
     let stranger = &mut strangers[0];
     stranger.initialise()?;
@@ -400,11 +400,12 @@ fn against_a_stranger(head: &[u8; 64]) -> Result<(), CableError> {
     stranger.ready_to_send(2)?;
     let mut slot = far.slots(4096, 1).pop().unwrap();
     slot.bytes_mut()[..64].copy_from_slice(head);
+    slot.fill(bytes);
     stranger.post_send(slot).unwrap();
     let now = Instant::now();
     cable.poll(now, None)?;
     if let Some(arrival) = cable.take(CHANNEL, |_| true) {
-        assert!(arrival.bytes().len() <= 4032);
+        assert!(arrival.bytes().len() <= bytes.saturating_sub(64));
         cable.release(arrival);
     }
     cable.poll(now, None)
@@ -416,6 +417,7 @@ proptest! {
     #[test]
     fn whatever_a_stranger_says_is_an_error_at_most(
         start: [u8; 32], rest: [u8; 32], plausible in prop::collection::vec(any::<bool>(), 6),
+        bytes in prop_oneof![Just(4096usize), 1usize..200], exact: bool,
     ) {
         let mut head = [0; 64];
         head[..32].copy_from_slice(&start);
@@ -429,6 +431,6 @@ proptest! {
                 }
             }
         }
-        let _ = against_a_stranger(&head);
+        let _ = against_a_stranger(&head, bytes, exact);
     }
 }

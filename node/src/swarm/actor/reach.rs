@@ -18,7 +18,7 @@ use crate::identity;
 use crate::swarm::SwarmEvent;
 use crate::swarm::peers::{Peer, State};
 use crate::swarm::pulse::{CARRIED_ROOM, MAX_CARRIED};
-use crate::swarm::record::Ended;
+use crate::swarm::record::{Ended, Neighbour};
 use crate::swarm::table::Gone;
 use crate::swarm::word::Word;
 
@@ -44,6 +44,11 @@ impl Reach {
     /// The routes are to be computed again.
     pub fn touch(&mut self) {
         self.stale = true;
+    }
+
+    /// Who is whose neighbour.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
     }
 
     /// Whether words came that are to be carried on before the next heartbeat is due.
@@ -173,7 +178,11 @@ impl Actor {
         if !std::mem::take(&mut self.reach.stale) {
             return;
         }
-        self.reach.graph = self.graph(now);
+        let graph = self.graph(now);
+        if graph != self.reach.graph {
+            self.reach.graph = graph;
+            self.table.touch();
+        }
         let routes = self.reach.graph.routes_from(&self.me);
         let mut come = Vec::new();
         let mut ended = Vec::new();
@@ -220,21 +229,44 @@ impl Actor {
         let there = |known: &&Peer| known.is_fresh(now) && self.gate.admits_far(&known.node);
         let there: BTreeSet<&NodeId> =
             self.peers.iter().map(|(_, known)| known).filter(there).map(|known| &known.node).collect();
-        let mut says: BTreeMap<(&NodeId, &NodeId), u8> = BTreeMap::new();
-        for node in &there {
-            let Some(record) = self.records.get(node) else { continue };
-            for near in record.body.neighbours.iter().filter(|near| there.contains(&near.node)) {
-                says.insert((node, &near.node), round_trip_class(near.rtt_us.map(Duration::from_micros)));
-            }
-        }
-        let both = says.iter().filter_map(|((a, b), class)| {
-            let back = says.get(&(*b, *a))?;
-            Some(((*a).clone(), (*b).clone(), *class.max(back)))
-        });
+        let said = there.iter().filter_map(|node| Some((*node, &*self.records.get(node)?.body.neighbours)));
+        let both = agreed(
+            said.flat_map(|(node, near)| near.iter().map(move |near| (node, near)))
+                .filter(|(_, near)| there.contains(&near.node)),
+        );
         let own = self.peers.iter().filter(|(_, known)| known.has_line());
         let own = own.map(|(_, known)| {
             (self.me.clone(), known.node.clone(), round_trip_class(known.round_trip.value()))
         });
-        Graph::of(both.chain(own))
+        Graph::of(both.into_iter().chain(own))
+    }
+}
+
+/// What two nodes say of each other; the worse class counts. `said`: who says it, of whom.
+fn agreed<'a>(said: impl Iterator<Item = (&'a NodeId, &'a Neighbour)>) -> Vec<(NodeId, NodeId, u8)> {
+    let class = |near: &Neighbour| round_trip_class(near.rtt_us.map(Duration::from_micros));
+    let said: BTreeMap<(&NodeId, &NodeId), u8> =
+        said.map(|(node, near)| ((node, &near.node), class(near))).collect();
+    let both = said.iter().filter_map(|((a, b), class)| {
+        let back = said.get(&(*b, *a))?;
+        Some(((*a).clone(), (*b).clone(), *class.max(back)))
+    });
+    both.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::swarm::interfaces::Kind;
+
+    #[test]
+    fn neighbours_are_those_that_say_so_of_each_other() {
+        let id = |name: &str| NodeId::try_from(name.to_owned()).unwrap();
+        let near = |name, rtt_us| Neighbour { node: id(name), kind: Kind::Ethernet, rtt_us };
+        let (slow, fast) = (Some(50_000), Some(10));
+        let says = [(id("a"), near("b", fast)), (id("b"), near("a", slow)), (id("b"), near("c", fast))];
+        let edges = agreed(says.iter().map(|(node, near)| (node, near)));
+        let worse = round_trip_class(slow.map(Duration::from_micros));
+        assert_eq!(edges, [(id("a"), id("b"), worse), (id("b"), id("a"), worse)], "c says nothing of b");
     }
 }

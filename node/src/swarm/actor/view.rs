@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use shoal_scheduler::NodeId;
+use shoal_scheduler::{Graph, NodeId};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -31,7 +31,8 @@ pub struct View {
 
 impl View {
     pub fn new(me: NodeId) -> (Self, watch::Receiver<Arc<Table>>) {
-        let table = Table { me, nodes: BTreeMap::new(), refused: Vec::new(), version: 0 };
+        let table =
+            Table { me, nodes: BTreeMap::new(), graph: Graph::default(), refused: Vec::new(), version: 0 };
         let (sender, receiver) = watch::channel(Arc::new(table));
         (Self { sender, changed: true, made: Instant::now(), version: 0, duplicates: Vec::new() }, receiver)
     }
@@ -92,7 +93,8 @@ impl Actor {
                 until: *met + REFUSED_FOR,
             });
         }
-        let table = Table { me: self.me.clone(), nodes, refused, version: self.table.version };
+        let graph = self.reach.graph().clone();
+        let table = Table { me: self.me.clone(), nodes, graph, refused, version: self.table.version };
         self.table.sender.send_replace(Arc::new(table));
     }
 

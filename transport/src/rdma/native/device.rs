@@ -1,6 +1,7 @@
 //! Devices, domains, completion queues and queue pairs of the system's library.
 
 use std::any::Any;
+use std::mem::MaybeUninit;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -129,6 +130,10 @@ impl Device for NativeDevice {
             gids.push(if returned == 0 { Gid(gid.0) } else { Gid::default() });
         }
         Ok(gids)
+    }
+
+    fn counts_units(&self) -> bool {
+        cfg!(target_os = "macos")
     }
 
     fn domain(self: Arc<Self>) -> Result<Arc<dyn Domain>, VerbsError> {
@@ -263,16 +268,19 @@ impl CompletionQueue for NativeQueue {
         let Some(poll_cq) = (unsafe { device.context.as_ref() }).ops.poll_cq else {
             return Err(device.failed(Verb::PollCq, libc::ENOSYS));
         };
-        let mut polled = [ibv_wc::default(); POLLED];
+        // Not zeroed: most polls find nothing.
+        let mut polled = [const { MaybeUninit::<ibv_wc>::uninit() }; POLLED];
         let room = into.len().min(POLLED);
         // SAFETY: room for so many completions; at most POLLED, so the conversion is exact.
-        let count = unsafe { poll_cq(self.cq.as_ptr(), room as i32, polled.as_mut_ptr()) };
+        let count = unsafe { poll_cq(self.cq.as_ptr(), room as i32, polled.as_mut_ptr().cast()) };
         let Ok(count) = usize::try_from(count) else {
             return Err(device.failed(Verb::PollCq, last_errno()));
         };
         // What the device wrote before a completion is seen after it.
         fence(Ordering::Acquire);
-        for (completion, polled) in into.iter_mut().zip(polled.iter().take(count)) {
+        for (completion, polled) in into.iter_mut().zip(polled.iter().take(count.min(room))) {
+            // SAFETY: the library has written so many.
+            let polled = unsafe { polled.assume_init_ref() };
             *completion = Completion {
                 queue_pair: polled.qp_num,
                 work: polled.wr_id,
@@ -367,7 +375,8 @@ impl NativePair {
             Ok(work) => work,
             Err(error) => return Err(Refused::new(slot, error)),
         };
-        let Ok(length) = u32::try_from(slot.len()) else {
+        let bytes = if direction == Direction::Sent { slot.filled() } else { slot.len() };
+        let Ok(length) = u32::try_from(bytes) else {
             return Err(Refused::new(slot, self.device().failed(verb, libc::EMSGSIZE)));
         };
         let mut piece = ibv_sge { addr: slot.address().as_ptr() as u64, length, lkey: slot.region().key };

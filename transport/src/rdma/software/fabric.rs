@@ -13,7 +13,7 @@ use crate::rdma::types::{
 };
 
 /// Unit in which Apple's devices count: message and receive have to cover equally many.
-const FRAME_BYTES: usize = 4096;
+const UNIT_BYTES: usize = 4096;
 /// Longest message, as Soft-RoCE's.
 const MESSAGE_BYTES: u32 = 8 << 20;
 
@@ -198,6 +198,10 @@ impl Fabric {
     fn is_up(&self, device: usize) -> bool {
         let device = &self.devices[device];
         device.neighbour.is_some() && !device.faults.port_down && !device.faults.absent
+    }
+
+    pub(super) fn counts_units(&self, device: usize) -> bool {
+        self.devices[device].limits.units
     }
 
     pub(super) fn gids(&self, device: usize) -> [Gid; 2] {
@@ -451,16 +455,19 @@ impl Fabric {
         let Some(message) = self.pairs.get_mut(&sender).and_then(|pair| pair.posted.lift(work)) else {
             return;
         };
-        let length = message.len();
+        let bytes = message.bytes().get(..message.filled()).unwrap_or_default();
+        let length = bytes.len();
         let mut fits = false;
         let mut filled = None;
         if let Some(other) = self.pairs.get_mut(&receiver)
             && let Some(receive) = other.receives.pop_front()
             && let Some(mut into) = other.posted.lift(receive)
         {
-            fits = into.len() >= length && into.len().div_ceil(FRAME_BYTES) == length.div_ceil(FRAME_BYTES);
+            let units = self.devices[other.device].limits.units;
+            let alike = into.len().div_ceil(UNIT_BYTES) == length.div_ceil(UNIT_BYTES);
+            fits = into.len() >= length && (alike || !units);
             if fits && let Some(room) = into.bytes_mut().get_mut(..length) {
-                room.copy_from_slice(message.bytes());
+                room.copy_from_slice(bytes);
             }
             other.posted.put(receive, into);
             filled = Some(receive);

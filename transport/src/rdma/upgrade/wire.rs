@@ -2,8 +2,8 @@
 
 use std::num::NonZeroU16;
 
-use crate::rdma::cable::CLASSES;
-use crate::rdma::types::{Address, Gid, Kind};
+use crate::rdma::cable::{CLASSES, Terms};
+use crate::rdma::types::{Address, Gid, Kind, Mtu};
 
 /// Version of the conversation and of what goes over a cable.
 const VERSION: u8 = 0;
@@ -19,21 +19,33 @@ const PING_BYTES: usize = super::PING_BYTES;
 pub(super) struct Offer {
     /// Whether it has reliable queue pairs.
     pub(super) reliable: bool,
+    pub(super) terms: Terms,
     pub(super) incarnation: u32,
-    /// Code of its port's packet size.
-    pub(super) mtu: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     Offer(Offer),
-    Choice { kind: Kind, number: NonZeroU16, mtu: u8, addresses: [Address; CLASSES] },
+    Choice { kind: Kind, terms: Terms, number: NonZeroU16, addresses: [Address; CLASSES] },
     Ends { addresses: [Address; CLASSES] },
     Ready,
     Ping,
     Verdict,
     Done,
     Refusal { why: String },
+}
+
+/// Whether queue pairs are reliable, and the terms: flags (1 and 2 for exact), and the code of the packets' size.
+fn put_ability(bytes: &mut Vec<u8>, reliable: bool, terms: Terms) {
+    bytes.push(u8::from(reliable) | u8::from(terms.exact) << 1);
+    bytes.push(terms.mtu.code() as u8);
+}
+
+/// After the version; `None` for what is unknown.
+fn ability(bytes: &mut &[u8]) -> Option<(bool, Terms)> {
+    let [version, flags, mtu] = front(bytes)?;
+    let mtu = Mtu::from_code(mtu.into()).filter(|_| version == VERSION && flags <= 3)?;
+    Some((flags & 1 != 0, Terms { mtu, exact: flags & 2 != 0 }))
 }
 
 fn put_addresses(bytes: &mut Vec<u8>, addresses: &[Address; CLASSES]) {
@@ -70,12 +82,14 @@ impl Message {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         match self {
-            Message::Offer(Offer { reliable, incarnation, mtu }) => {
-                bytes.extend_from_slice(&[1, VERSION, u8::from(*reliable), *mtu]);
+            Message::Offer(Offer { reliable, terms, incarnation }) => {
+                bytes.extend_from_slice(&[1, VERSION]);
+                put_ability(&mut bytes, *reliable, *terms);
                 bytes.extend_from_slice(&incarnation.to_le_bytes());
             }
-            Message::Choice { kind, number, mtu, addresses } => {
-                bytes.extend_from_slice(&[2, VERSION, u8::from(*kind == Kind::Rc), *mtu]);
+            Message::Choice { kind, terms, number, addresses } => {
+                bytes.extend_from_slice(&[2, VERSION]);
+                put_ability(&mut bytes, *kind == Kind::Rc, *terms);
                 bytes.extend_from_slice(&number.get().to_le_bytes());
                 put_addresses(&mut bytes, addresses);
             }
@@ -104,18 +118,15 @@ impl Message {
         let [kind] = front(bytes)?;
         let message = match kind {
             1 => {
-                let [version, reliable, mtu] = front(bytes)?;
+                let (reliable, terms) = ability(bytes)?;
                 let incarnation = u32::from_le_bytes(front(bytes)?);
-                let known = version == VERSION && reliable <= 1;
-                known.then_some(Message::Offer(Offer { reliable: reliable == 1, incarnation, mtu }))?
+                Message::Offer(Offer { reliable, terms, incarnation })
             }
             2 => {
-                let [version, reliable, mtu] = front(bytes)?;
+                let (reliable, terms) = ability(bytes)?;
+                let kind = if reliable { Kind::Rc } else { Kind::Uc };
                 let number = NonZeroU16::new(u16::from_le_bytes(front(bytes)?))?;
-                let kind = if reliable == 1 { Kind::Rc } else { Kind::Uc };
-                let addresses = addresses(bytes)?;
-                let known = version == VERSION && reliable <= 1;
-                known.then_some(Message::Choice { kind, number, mtu, addresses })?
+                Message::Choice { kind, terms, number, addresses: addresses(bytes)? }
             }
             3 => Message::Ends { addresses: addresses(bytes)? },
             4 => Message::Ready,
@@ -150,9 +161,11 @@ mod tests {
         let address = Address { gid: Gid([7; 16]), lid: 3, number: 0x0102_0304, packet: 0x00ab_cdef };
         let addresses = [address; CLASSES];
         let number = NonZeroU16::new(9).unwrap();
+        let (terms, whole) =
+            (Terms { mtu: Mtu::B4096, exact: true }, Terms { mtu: Mtu::B1024, exact: false });
         for message in [
-            Message::Offer(Offer { reliable: true, incarnation: 77, mtu: 5 }),
-            Message::Choice { kind: Kind::Uc, number, mtu: 3, addresses },
+            Message::Offer(Offer { reliable: true, terms, incarnation: 77 }),
+            Message::Choice { kind: Kind::Uc, terms: whole, number, addresses },
             Message::Ends { addresses },
             Message::Ready,
             Message::Ping,
