@@ -19,6 +19,9 @@ use std::sync::OnceLock;
 
 use half::f16;
 
+use super::activations::Int8Block;
+use super::tiles::{Tile, each_row};
+
 /// Numbers of a vector.
 pub(crate) const LANES: usize = 16;
 
@@ -93,6 +96,20 @@ pub(crate) trait Lanes: Copy + Send + Sync + 'static {
     /// As [`Lanes::dot`] for weights from -127 to 127; they need no flush.
     fn dot_signed(self, sums: Self::I32, weights: Self::Bytes, activations: i32) -> Self::I32;
 
+    /// The dot products of a tile's integers, less its offset, with `N` blocks of activations, over the groups of columns
+    /// from `first` to `end`, both even; the activations of these columns add up to `sums`. A path that multiplies several
+    /// rows of activations at once has a way of its own here: the sums are exact, so their order is free.
+    #[inline(always)]
+    fn integers<T: Tile, const N: usize>(
+        self,
+        tile: &T,
+        blocks: [&Int8Block; N],
+        (first, end): (usize, usize),
+        sums: [i32; N],
+    ) -> [Self::I32; N] {
+        each_row(self, tile, blocks, (first, end), sums)
+    }
+
     /// Asks for the cache line at an address that need not be valid.
     fn prefetch(self, at: *const u8);
 
@@ -140,6 +157,8 @@ pub(crate) enum Path {
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+    I8mm,
+    #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
     Dotprod,
     #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
     Neon,
@@ -161,7 +180,10 @@ impl Path {
         }
         #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
         {
-            if neon::Neon::is_available() {
+            if neon::I8mm::is_available() {
+                paths.push(Path::I8mm);
+            }
+            if neon::Dotprod::is_available() {
                 paths.push(Path::Dotprod);
             }
             paths.push(Path::Neon);
@@ -186,6 +208,9 @@ impl Path {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Path::Avx2 => unsafe { avx2::run(kernel) },
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            // SAFETY: as above.
+            Path::I8mm => unsafe { neon::run_i8mm(kernel) },
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
             // SAFETY: as above.
             Path::Dotprod => unsafe { neon::run_dotprod(kernel) },

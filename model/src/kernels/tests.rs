@@ -103,6 +103,15 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|number| number.to_bits()).collect()
 }
 
+/// Who runs these tests on an emulator says what its processor has, so that no path is passed over in silence.
+#[test]
+fn paths_are_those_that_the_processor_is_said_to_have() {
+    if let Ok(expected) = std::env::var("SHOAL_TEST_PATHS") {
+        let found: Vec<String> = Path::available().iter().map(|path| format!("{path:?}")).collect();
+        assert_eq!(found.join(" "), expected);
+    }
+}
+
 #[test]
 fn packed_weights_are_those_of_the_file() {
     for kind in TensorType::ALL {

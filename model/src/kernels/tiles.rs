@@ -29,7 +29,7 @@ type PerRow = [f16; LANES];
 ///
 /// # Safety
 /// Made of integers and `f16` without padding, so that every pattern of bits is a value.
-pub(super) unsafe trait Tile: Sized + Send + Sync + 'static {
+pub(crate) unsafe trait Tile: Sized + Send + Sync + 'static {
     /// Is taken off every integer.
     const OFFSET: i32 = 0;
     /// The bytes are from -127 to 127 and not from 0 to 63.
@@ -306,25 +306,11 @@ fn add_whole<L: Lanes, T: Tile, const N: usize>(
     totals: &mut [L::F32; N],
 ) {
     let factors = lanes.load_f16(tile.factors(0));
-    let integers: [L::I32; N] = if T::SIGNED {
-        let mut sums = [lanes.signed_sums(0); N];
-        for (sums, block) in sums.iter_mut().zip(blocks) {
-            *sums = lanes.signed_sums(block.halves[0].wrapping_add(block.halves[1]));
-        }
-        for group in 0..GROUPS {
-            let weights = tile.integers(lanes, group);
-            for (sums, block) in sums.iter_mut().zip(blocks) {
-                *sums = lanes.dot_signed(*sums, weights, block.group(group));
-            }
-        }
-        sums
-    } else {
-        let mut sums = [lanes.sums(0); N];
-        for (sums, block) in sums.iter_mut().zip(blocks) {
-            *sums = lanes.sums(-T::OFFSET * block.halves[0].wrapping_add(block.halves[1]));
-        }
-        unsigned(lanes, tile, blocks, 0, GROUPS, sums)
-    };
+    let mut sums = [0; N];
+    for (sum, block) in sums.iter_mut().zip(blocks) {
+        *sum = block.halves[0].wrapping_add(block.halves[1]);
+    }
+    let integers = lanes.integers(tile, blocks, (0, GROUPS), sums);
     let minima = minima(lanes, tile, 0);
     for n in 0..N {
         let scale = lanes.mul(factors, lanes.splat(blocks[n].factor));
@@ -343,12 +329,12 @@ fn add_half<L: Lanes, T: Tile, const N: usize>(
     half: usize,
     totals: &mut [L::F32; N],
 ) {
-    let mut sums = [lanes.sums(0); N];
-    for (sums, block) in sums.iter_mut().zip(blocks) {
-        *sums = lanes.sums(-T::OFFSET * block.halves[half]);
+    let mut sums = [0; N];
+    for (sum, block) in sums.iter_mut().zip(blocks) {
+        *sum = block.halves[half];
     }
     let first = half * GROUPS / 2;
-    let integers = unsigned(lanes, tile, blocks, first, first + GROUPS / 2, sums);
+    let integers = lanes.integers(tile, blocks, (first, first + GROUPS / 2), sums);
     let factors = lanes.load_f16(tile.factors(half));
     let minima = minima(lanes, tile, half);
     for n in 0..N {
@@ -361,30 +347,46 @@ fn add_half<L: Lanes, T: Tile, const N: usize>(
     }
 }
 
-/// Integer dot products of the groups from `first` to `end`.
+/// [`Lanes::integers`] with a dot product for each row of activations.
 #[inline(always)]
-fn unsigned<L: Lanes, T: Tile, const N: usize>(
+pub(super) fn each_row<L: Lanes, T: Tile, const N: usize>(
     lanes: L,
     tile: &T,
     blocks: [&Int8Block; N],
-    first: usize,
-    end: usize,
-    mut sums: [L::Sums; N],
+    (first, end): (usize, usize),
+    sums: [i32; N],
 ) -> [L::I32; N] {
+    if T::SIGNED {
+        let mut totals = [lanes.signed_sums(0); N];
+        for (total, sum) in totals.iter_mut().zip(sums) {
+            *total = lanes.signed_sums(sum);
+        }
+        for group in first..end {
+            let weights = tile.integers(lanes, group);
+            for (total, block) in totals.iter_mut().zip(blocks) {
+                *total = lanes.dot_signed(*total, weights, block.group(group));
+            }
+        }
+        return totals;
+    }
+    let mut products = [lanes.sums(0); N];
+    for (products, sum) in products.iter_mut().zip(sums) {
+        *products = lanes.sums(-T::OFFSET * sum);
+    }
     for group in first..end {
         if L::NARROW && group > first && (group - first).is_multiple_of(T::GROUPS_PER_FLUSH) {
-            for sums in &mut sums {
-                *sums = lanes.flush(*sums);
+            for products in &mut products {
+                *products = lanes.flush(*products);
             }
         }
         let weights = tile.integers(lanes, group);
-        for (sums, block) in sums.iter_mut().zip(blocks) {
-            *sums = lanes.dot(*sums, weights, block.group(group));
+        for (products, block) in products.iter_mut().zip(blocks) {
+            *products = lanes.dot(*products, weights, block.group(group));
         }
     }
-    let mut totals = [lanes.total(sums[0]); N];
-    for (total, sums) in totals.iter_mut().zip(sums) {
-        *total = lanes.total(sums);
+    let mut totals = [lanes.total(products[0]); N];
+    for (total, products) in totals.iter_mut().zip(products) {
+        *total = lanes.total(products);
     }
     totals
 }

@@ -1,5 +1,6 @@
 //! Sixteen lanes in four registers (64-bit ARM, which always has NEON). Dot products of bytes take one instruction where
-//! the processor has it (`dotprod`, in all of Apple's and those since ARMv8.4), else four.
+//! the processor has it (`dotprod`, in all of Apple's and those since ARMv8.4), else four; several rows of activations
+//! are multiplied two at a time where it has products of small matrices (`i8mm`: ARMv8.6, Apple's since M2).
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -8,26 +9,45 @@ use std::array::from_fn;
 use half::f16;
 
 use super::{Kernel, LANES, Lanes};
+use crate::kernels::activations::Int8Block;
+use crate::kernels::tiles::{Tile, each_row};
 
-/// With `DOTPROD` the proof that the processor has dot products of bytes; NEON itself is in the name of the target.
+/// With `DOTPROD` the proof that the processor has dot products of bytes, with `I8MM` that it has products of matrices of
+/// two rows and eight columns of bytes; NEON itself is in the name of the target.
 #[derive(Clone, Copy)]
-pub(super) struct Neon<const DOTPROD: bool>(());
+pub(super) struct Neon<const DOTPROD: bool, const I8MM: bool>(());
 
-impl Neon<true> {
+pub(super) type Dotprod = Neon<true, false>;
+pub(super) type I8mm = Neon<true, true>;
+
+impl Dotprod {
     pub(super) fn is_available() -> bool {
         std::arch::is_aarch64_feature_detected!("dotprod")
     }
 }
 
+impl I8mm {
+    pub(super) fn is_available() -> bool {
+        Dotprod::is_available() && std::arch::is_aarch64_feature_detected!("i8mm")
+    }
+}
+
 /// # Safety
-/// [`Neon::is_available`].
+/// [`I8mm::is_available`].
+#[target_feature(enable = "dotprod,i8mm")]
+pub(super) unsafe fn run_i8mm<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Neon::<true, true>(()))
+}
+
+/// # Safety
+/// [`Dotprod::is_available`].
 #[target_feature(enable = "dotprod")]
 pub(super) unsafe fn run_dotprod<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Neon::<true>(()))
+    kernel.run(Neon::<true, false>(()))
 }
 
 pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Neon::<false>(()))
+    kernel.run(Neon::<false, false>(()))
 }
 
 /// An instruction of the path.
@@ -73,7 +93,77 @@ fn dot<const DOTPROD: bool>(sums: int32x4_t, weights: int8x16_t, activations: in
     }
 }
 
-impl<const DOTPROD: bool> Lanes for Neon<DOTPROD> {
+/// Adds to the four sums the products of two rows of weights with two rows of activations, eight columns each: the first
+/// weights with the first and the second activations, then the second weights.
+#[inline(always)]
+fn multiply_matrices(sums: int32x4_t, weights: int8x16_t, activations: int8x16_t) -> int32x4_t {
+    let mut sums = sums;
+    // As in `dot`.
+    // SAFETY: the caller has an `I8mm`; registers only.
+    unsafe {
+        asm!(
+            ".arch_extension i8mm",
+            "smmla {sums:v}.4s, {weights:v}.16b, {activations:v}.16b",
+            sums = inout(vreg) sums,
+            weights = in(vreg) weights,
+            activations = in(vreg) activations,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sums
+}
+
+/// [`Lanes::integers`] for an even number of rows. The sums of two rows of activations with four of weights are two
+/// registers, a matrix in each; they become one for each row of activations at the end.
+#[inline(always)]
+fn by_matrices<T: Tile, const N: usize>(
+    lanes: I8mm,
+    tile: &T,
+    blocks: [&Int8Block; N],
+    (first, end): (usize, usize),
+    sums: [i32; N],
+) -> [[int32x4_t; 4]; N] {
+    let zero = instruction!(vdupq_n_s32(0));
+    // Of rows n and n + 1 of the activations: with the first half of each four rows of weights, and with the second.
+    let mut matrices = [[zero; 4]; N];
+    let mut group = first;
+    while group < end {
+        let [low, high] = [tile.integers(lanes, group), tile.integers(lanes, group + 1)];
+        for i in 0..4 {
+            let [low, high] = [low[i], high[i]].map(|bytes| instruction!(vreinterpretq_s32_u8(bytes)));
+            let weights = [instruction!(vzip1q_s32(low, high)), instruction!(vzip2q_s32(low, high))];
+            for (blocks, matrices) in blocks.as_chunks::<2>().0.iter().zip(matrices.as_chunks_mut::<2>().0) {
+                let activations = pair(blocks, group);
+                for (matrices, weights) in matrices.iter_mut().zip(weights) {
+                    let weights = instruction!(vreinterpretq_s8_s32(weights));
+                    matrices[i] = multiply_matrices(matrices[i], weights, activations);
+                }
+            }
+        }
+        group += 2;
+    }
+    let mut totals = matrices;
+    for (totals, sums) in totals.as_chunks_mut::<2>().0.iter_mut().zip(sums.as_chunks::<2>().0) {
+        for i in 0..4 {
+            let [a, b] = [totals[0][i], totals[1][i]];
+            for (n, sum) in
+                [instruction!(vuzp1q_s32(a, b)), instruction!(vuzp2q_s32(a, b))].into_iter().enumerate()
+            {
+                totals[n][i] = instruction!(vaddq_s32(sum, vdupq_n_s32(-T::OFFSET * sums[n])));
+            }
+        }
+    }
+    totals
+}
+
+/// The activations of two groups of columns, of both rows.
+#[inline(always)]
+fn pair([a, b]: &[&Int8Block; 2], group: usize) -> int8x16_t {
+    let [a, b] = [a, b].map(|block| &block.values.as_chunks::<8>().0[group / 2]);
+    instruction!(vcombine_s8(vld1_s8(a.as_ptr()), vld1_s8(b.as_ptr())))
+}
+
+impl<const DOTPROD: bool, const I8MM: bool> Lanes for Neon<DOTPROD, I8MM> {
     type F32 = [float32x4_t; 4];
     type I32 = [int32x4_t; 4];
     type Bytes = [uint8x16_t; 4];
@@ -260,6 +350,21 @@ impl<const DOTPROD: bool> Lanes for Neon<DOTPROD> {
     fn dot_signed(self, sums: Self::I32, weights: Self::Bytes, activations: i32) -> Self::I32 {
         let activations = repeated(activations);
         from_fn(|i| dot::<DOTPROD>(sums[i], instruction!(vreinterpretq_s8_u8(weights[i])), activations))
+    }
+
+    #[inline(always)]
+    fn integers<T: Tile, const N: usize>(
+        self,
+        tile: &T,
+        blocks: [&Int8Block; N],
+        (first, end): (usize, usize),
+        sums: [i32; N],
+    ) -> [Self::I32; N] {
+        if I8MM && N.is_multiple_of(2) {
+            by_matrices(Neon(()), tile, blocks, (first, end), sums)
+        } else {
+            each_row(self, tile, blocks, (first, end), sums)
+        }
     }
 
     #[inline(always)]
