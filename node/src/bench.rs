@@ -36,6 +36,10 @@ const SPARE_CONTEXT: u32 = 16;
 /// Runs before those that count: the first touches memory that nobody has touched.
 const WARM_UP_RUNS: u32 = 1;
 
+/// How long several nodes may take until they have measured themselves and their links, before it is placed as well as can be without.
+const RATES_WITHIN: Duration = Duration::from_secs(10);
+const RATES_EVERY: Duration = Duration::from_millis(200);
+
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -188,6 +192,13 @@ impl Work<'_> {
             cut: Some(self.options.cut.to_string()),
             nodes: Vec::new(),
         };
+        if self.options.nodes > 1 {
+            progress.label("waiting until the nodes have measured their links");
+            let until = Instant::now() + RATES_WITHIN;
+            while agent.plan(&request).await?.predicted_tokens_per_s.is_none() && Instant::now() < until {
+                tokio::time::sleep(RATES_EVERY).await;
+            }
+        }
         let instance = wait::to_serve(agent, &request, progress).await?;
         wait::for_instance(agent, &instance, progress).await?;
         let mut runs = Vec::new();
