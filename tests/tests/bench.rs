@@ -50,7 +50,14 @@ fn every_schedule_sends_what_it_says() -> Result<()> {
 
 #[test]
 fn what_cannot_be_measured_is_a_usage_error() -> Result<()> {
-    for args in ["allreduce --ranks 1", "allreduce --ranks 33", "link --bytes 0", "allreduce --bytes 1GB"] {
+    for args in [
+        "allreduce --ranks 1",
+        "allreduce --ranks 33",
+        "link --bytes 0",
+        "allreduce --bytes 1GB",
+        "link --rdma --sealed",
+        "allreduce --rdma --ranks 3",
+    ] {
         let output = shoal(None).arg("bench").args(args.split(' ')).output()?;
         ensure!(output.status.code() == Some(2), "{args}: {output:?}");
     }

@@ -3,6 +3,7 @@
 //! Each rank is a process of this program, on a core of its own where there are enough of them. This process starts them, carries
 //! their keys from one to the other, has them measure in turns, and sleeps meanwhile.
 
+mod cable;
 mod child;
 mod orders;
 mod rank;
@@ -46,6 +47,8 @@ pub struct LinkOptions {
     pub bytes: usize,
     /// Whether each rank is linked with two others only, instead of all.
     pub ring: bool,
+    /// Whether the ranks, two of them, are joined by a cable over devices for RDMA of this machine.
+    pub rdma: bool,
     /// Whether frames are sealed as they are between machines.
     pub sealed: bool,
     /// How often.
@@ -56,6 +59,11 @@ pub struct LinkOptions {
 pub async fn run(options: LinkOptions, signals: &Signals) -> Result<Option<LinkReport>, Failure> {
     if !(2..=MAX_RANKS).contains(&options.ranks) {
         return Err(Failure::usage(format!("--ranks {}: from 2 to {MAX_RANKS} are possible", options.ranks)));
+    }
+    if options.rdma && (options.ranks != 2 || options.sealed) {
+        return Err(Failure::usage(
+            "--rdma: two ranks are joined, and nothing is sealed on a cable".to_owned(),
+        ));
     }
     tokio::select! {
         report = measure(&options) => report.map(Some),
@@ -68,7 +76,11 @@ pub(super) fn failed(what: impl std::fmt::Display) -> Failure {
 }
 
 async fn measure(options: &LinkOptions) -> Result<LinkReport, Failure> {
+    let devices = if options.rdma { Some(cable::devices()?) } else { None };
     let mut ranks = Ranks::start(options).await?;
+    if let Some(devices) = &devices {
+        ranks.join(devices).await?;
+    }
     let count = (BLOCK_BYTES / options.bytes.max(1)).clamp(10, PER_BLOCK);
     let floor = |bytes| Order::Measure { work: Work::Bare { bytes }, count };
     // What the wiring costs: a bare connection's half round trip, short and long.
@@ -122,7 +134,7 @@ async fn measure(options: &LinkOptions) -> Result<LinkReport, Failure> {
         }
     }
     ranks.end().await;
-    Ok(LinkReport::new(options, &works, &measured, seals, count))
+    Ok(LinkReport::new(options, devices, &works, &measured, seals, count))
 }
 
 /// All ways to do it, the predicted best first.

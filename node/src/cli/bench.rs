@@ -89,9 +89,12 @@ struct Allreduce {
 
 #[derive(Args, Debug)]
 struct LinkArgs {
-    /// Over TCP, as always today
+    /// Over TCP, as is done anyway
     #[arg(long)]
     tcp: bool,
+    /// Over a cable between two devices for RDMA of this machine, or one and itself
+    #[arg(long, conflicts_with_all = ["tcp", "sealed"])]
+    rdma: bool,
     /// Seal the frames, as between machines
     #[arg(long)]
     sealed: bool,
@@ -220,8 +223,8 @@ async fn link(
 ) -> anyhow::Result<ExitCode> {
     let bytes = if kind == LinkKind::AllReduce { bytes - bytes % size_of::<f32>() } else { bytes };
     // `how.tcp` asks for what is done anyway.
-    let LinkArgs { tcp: _, sealed, runs, json } = how;
-    let options = LinkOptions { kind, ranks, bytes, ring, sealed, runs: runs as usize };
+    let LinkArgs { tcp: _, rdma, sealed, runs, json } = how;
+    let options = LinkOptions { kind, ranks, bytes, ring, rdma, sealed, runs: runs as usize };
     match bench::run_link(options, signals).await? {
         Some(report) if json => print_json(&report)?,
         Some(report) => print_lines(report.lines())?,

@@ -15,13 +15,15 @@
 
 mod class;
 mod head;
+mod inbox;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::class::{Class, Order, Shape};
 use self::head::{FRAME_HEAD_BYTES, HEAD_BYTES, Head};
+use self::inbox::Inboxes;
+pub use self::inbox::{Arrival, Wake};
 use super::error::VerbsError;
 use super::station::Station;
 use super::types::{Address, Completion, Depth, Direction, Kind, Mtu, Path, Status};
@@ -149,12 +151,6 @@ pub struct CableStats {
     pub strangers: u64,
 }
 
-/// Wakes whoever waits for a channel.
-pub trait Wake: Send + Sync {
-    /// Something came for it, or there is room to send again, or the cable broke.
-    fn wake(&self);
-}
-
 /// A part of a frame, as it is sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
@@ -168,45 +164,6 @@ pub struct Piece<'a> {
     pub bytes: &'a [u8],
 }
 
-/// A piece that has come, in the slot that it came in.
-#[derive(Debug)]
-pub struct Arrival {
-    slot: Slot,
-    class: usize,
-    head: Head,
-    len: usize,
-}
-
-impl Arrival {
-    /// The frame's header as it was sent.
-    pub fn header(&self) -> &[u8; FRAME_HEAD_BYTES] {
-        &self.head.frame
-    }
-
-    /// Bytes of the frame.
-    pub fn total(&self) -> u32 {
-        self.head.total
-    }
-
-    /// Where in it [`Arrival::bytes`] belong.
-    pub fn offset(&self) -> u32 {
-        self.head.offset
-    }
-
-    /// The bytes.
-    pub fn bytes(&self) -> &[u8] {
-        self.slot.bytes().get(HEAD_BYTES..HEAD_BYTES + self.len).unwrap_or_default()
-    }
-}
-
-struct Inbox {
-    channel: u16,
-    arrived: VecDeque<Arrival>,
-    wake: Option<Arc<dyn Wake>>,
-    /// A message of its did not find room.
-    wants_room: bool,
-}
-
 /// One end of a cable.
 pub struct Cable {
     station: Arc<Station>,
@@ -214,10 +171,7 @@ pub struct Cable {
     classes: [Class; CLASSES],
     /// Slots for notes.
     notes: Vec<Slot>,
-    /// By channel, ascending.
-    inboxes: Vec<Inbox>,
-    /// Of them, those that want room.
-    waiting: usize,
+    inboxes: Inboxes,
     /// Room for completions, kept so that polls that find nothing write nothing.
     polled: Vec<Completion>,
     exact: bool,
@@ -270,8 +224,7 @@ impl Cable {
                 Class::new(SHAPES[2], bulk, bulks),
             ],
             notes: Vec::with_capacity(NOTES),
-            inboxes: Vec::new(),
-            waiting: 0,
+            inboxes: Inboxes::default(),
             polled: vec![Completion::EMPTY; POLLED],
             exact: false,
             incarnation,
@@ -333,30 +286,14 @@ impl Cable {
 
     /// From now on what comes for `channel` is kept for it. False if that number is taken.
     pub fn attach(&mut self, channel: u16, wake: Option<Arc<dyn Wake>>) -> bool {
-        let Err(at) = self.place(channel) else { return false };
-        let arrived = VecDeque::with_capacity(RECEIVES);
-        self.inboxes.insert(at, Inbox { channel, arrived, wake, wants_room: false });
-        true
+        self.inboxes.attach(channel, wake)
     }
 
     /// What comes for `channel` is dropped, as what has come is.
     pub fn detach(&mut self, channel: u16) {
-        let Ok(at) = self.place(channel) else { return };
-        let inbox = self.inboxes.remove(at);
-        self.waiting -= usize::from(inbox.wants_room);
-        for arrival in inbox.arrived {
+        for arrival in self.inboxes.detach(channel) {
             self.release(arrival);
         }
-    }
-
-    /// Where a channel's inbox is, or would be.
-    fn place(&self, channel: u16) -> Result<usize, usize> {
-        self.inboxes.binary_search_by_key(&channel, |inbox| inbox.channel)
-    }
-
-    fn inbox(&mut self, channel: u16) -> Option<&mut Inbox> {
-        let at = self.place(channel).ok()?;
-        self.inboxes.get_mut(at)
     }
 
     /// Most bytes of a piece of a frame of `total` bytes.
@@ -385,11 +322,7 @@ impl Cable {
         let index = self.class_of(piece.total as usize);
         if !self.classes[index].may_send() {
             self.starved = true;
-            if let Some(inbox) = self.inbox(channel)
-                && !std::mem::replace(&mut inbox.wants_room, true)
-            {
-                self.waiting += 1;
-            }
+            self.inboxes.wants_room(channel);
             return Ok(false);
         }
         let Some(mut slot) = self.classes[index].free.pop() else { return Ok(false) };
@@ -411,9 +344,7 @@ impl Cable {
 
     /// The first piece for `channel` that `fits`. To be given to [`Cable::release`].
     pub fn take(&mut self, channel: u16, fits: impl Fn(&Arrival) -> bool) -> Option<Arrival> {
-        let inbox = self.inbox(channel)?;
-        let at = inbox.arrived.iter().position(fits)?;
-        inbox.arrived.remove(at)
+        self.inboxes.take(channel, fits)
     }
 
     /// A piece was read: its slot takes the next message.
@@ -521,7 +452,7 @@ impl Cable {
         if room {
             self.got_through = now;
             self.starved = false;
-            self.wake_senders(own);
+            self.inboxes.wake_waiting(own);
         }
         if head.note {
             return self.open(index, slot);
@@ -550,7 +481,7 @@ impl Cable {
 
     /// Gives a message, whose length is as yet that of what came, to its channel.
     fn file(&mut self, mut arrival: Arrival, own: Option<u16>) -> Result<(), CableError> {
-        let Head { total, offset, frame, .. } = arrival.head;
+        let Head { total, offset, .. } = arrival.head;
         let class = arrival.class;
         let left = total.checked_sub(offset).filter(|left| *left > 0 || total == 0);
         let len = left.map(|left| (left as usize).min(self.classes[class].room()));
@@ -560,37 +491,15 @@ impl Cable {
             return Err(CableError::Head("a piece outside its frame"));
         };
         arrival.len = len;
-        let channel = u16::from_le_bytes([frame[0], frame[1]]);
-        let Some(inbox) = self.inbox(channel) else {
+        if let Err(arrival) = self.inboxes.file(arrival, own) {
             self.stats.strangers += 1;
             self.release(arrival);
-            return Ok(());
-        };
-        inbox.arrived.push_back(arrival);
-        if own != Some(channel)
-            && let Some(wake) = &inbox.wake
-        {
-            wake.wake();
         }
         Ok(())
     }
 
     fn open(&mut self, class: usize, slot: Slot) -> Result<(), CableError> {
         self.classes[class].open(slot)
-    }
-
-    fn wake_senders(&mut self, own: Option<u16>) {
-        if std::mem::take(&mut self.waiting) == 0 {
-            return;
-        }
-        for inbox in &mut self.inboxes {
-            if std::mem::take(&mut inbox.wants_room)
-                && own != Some(inbox.channel)
-                && let Some(wake) = &inbox.wake
-            {
-                wake.wake();
-            }
-        }
     }
 
     /// A head of now, of no frame.
@@ -692,18 +601,11 @@ impl Cable {
             *slots = class.end();
         }
         slots[NOTED].append(&mut self.notes);
-        for inbox in &mut self.inboxes {
-            for arrival in inbox.arrived.drain(..) {
-                slots[arrival.class].push(arrival.slot);
-            }
+        for arrival in self.inboxes.end() {
+            slots[arrival.class].push(arrival.slot);
         }
         for (index, slots) in slots.into_iter().enumerate() {
             self.station.give_back(index, slots);
-        }
-        for inbox in &self.inboxes {
-            if let Some(wake) = &inbox.wake {
-                wake.wake();
-            }
         }
     }
 

@@ -61,7 +61,17 @@ impl Carrier for Scripted {
 
 fn data(seq: u64, len: u32) -> Header {
     let kind = Kind::Data;
-    Header { channel: NUMBER, kind, end: len.is_multiple_of(3), hops: 0, len, seq, ack: 0, credit: 0, crc32c: 0 }
+    Header {
+        channel: NUMBER,
+        kind,
+        end: len.is_multiple_of(3),
+        hops: 0,
+        len,
+        seq,
+        ack: 0,
+        credit: 0,
+        crc32c: 0,
+    }
 }
 
 /// A frame of the stream as it travels, its checksum right for whatever its header says.

@@ -1,5 +1,6 @@
 //! The ranks, as the measuring process sees them.
 
+use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -22,6 +23,8 @@ struct Rank {
     process: Child,
     orders: ChildStdin,
     answers: Lines<BufReader<ChildStdout>>,
+    /// Where its channels are taken, once it has started.
+    data: Option<SocketAddr>,
 }
 
 /// The cores that this process may use; empty where the system does not say.
@@ -53,6 +56,9 @@ impl Ranks {
             let Answer::Started { data, bare, offers: made } = ranks.ask(rank, &start).await? else {
                 return Err(failed("a rank did not start"));
             };
+            if let Some(rank) = ranks.ranks.get_mut(rank) {
+                rank.data = Some(data);
+            }
             places.push((data, bare));
             offers.extend(made.into_iter().map(|(to, key)| (rank, to, key)));
         }
@@ -73,6 +79,24 @@ impl Ranks {
             ranks.ask(rank, &Order::Dial { answers, bare }).await?;
         }
         Ok(ranks)
+    }
+
+    /// Joins ranks 0 and 1 by a cable over these devices; their channels go over it from then on.
+    pub(super) async fn join(&mut self, devices: &[String; 2]) -> Result<(), Failure> {
+        let Answer::Anchor { key: offer } = self.ask(0, &Order::OfferAnchor).await? else {
+            return Err(failed("rank 0 offers no anchor"));
+        };
+        let Answer::Anchor { key } = self.ask(1, &Order::AcceptAnchor { offer }).await? else {
+            return Err(failed("rank 1 accepts no anchor"));
+        };
+        let data = self.ranks.get(1).and_then(|rank| rank.data).ok_or_else(|| failed("no rank 1"))?;
+        for (rank, (device, anchor)) in devices.iter().zip([Some((key, data)), None]).enumerate() {
+            self.tell(rank, &Order::Join { device: device.clone(), anchor }).await?;
+        }
+        for rank in 0..devices.len() {
+            self.hear(rank).await?;
+        }
+        Ok(())
     }
 
     /// Has all ranks do something at once; what each measured.
@@ -140,7 +164,7 @@ impl Rank {
         let (Some(orders), Some(answers)) = (process.stdin.take(), process.stdout.take()) else {
             return Err(failed("a rank without pipes"));
         };
-        Ok(Rank { process, orders, answers: BufReader::new(answers).lines() })
+        Ok(Rank { process, orders, answers: BufReader::new(answers).lines(), data: None })
     }
 }
 

@@ -17,6 +17,12 @@ pub(super) enum Order {
     Accept { offers: Vec<(usize, Key)> },
     /// The answers of greater ranks, and where they are; where rank 0 takes the bare connection, for rank 1.
     Dial { answers: Vec<(usize, Key, SocketAddr)>, bare: Option<SocketAddr> },
+    /// Offer the channel by which a cable is agreed on; for rank 0.
+    OfferAnchor,
+    /// Accept it; for rank 1.
+    AcceptAnchor { offer: Key },
+    /// Agree on a cable over this device; `anchor` is, for rank 0, rank 1's answer and where it is.
+    Join { device: String, anchor: Option<(Key, SocketAddr)> },
     /// Make a group of the channels.
     Form { shape: Shape },
     /// Do this so many times.
@@ -30,7 +36,9 @@ pub(super) enum Answer {
     Started { data: SocketAddr, bare: SocketAddr, offers: Vec<(usize, Key)> },
     /// The answers to offers.
     Accepted { answers: Vec<(usize, Key)> },
-    /// Dialled, or formed.
+    /// The key of an anchor's end.
+    Anchor { key: Key },
+    /// Dialled, joined or formed.
     Done,
     /// What it took.
     Measured(Measured),

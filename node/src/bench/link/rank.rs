@@ -10,6 +10,7 @@ use shoal_transport::collective::{Group, GroupOptions};
 use shoal_transport::{Channel, Endpoint, Offer, Opening, Options, Purpose, Wait};
 
 use super::algorithm;
+use super::cable::End;
 use super::orders::{Answer, Key, Measured, Order, Work};
 
 /// Largest frame: a message up to this is one.
@@ -42,6 +43,7 @@ struct Rank {
     channels: Vec<(usize, Channel)>,
     bare: Option<TcpStream>,
     group: Option<Group>,
+    cable: Option<End>,
 }
 
 impl Rank {
@@ -55,7 +57,7 @@ impl Rank {
                 self.start(spin, sealed)?
             }
             Order::Accept { offers } => {
-                let endpoint = self.endpoint.as_ref().context("not started")?;
+                let endpoint = self.endpoint()?.clone();
                 let mut answers = Vec::new();
                 for (from, key) in offers {
                     let (answer, channel) = endpoint.accept(self.opening(from, self.rank), key)?;
@@ -68,6 +70,21 @@ impl Rank {
                 self.dial(answers, bare)?;
                 Answer::Done
             }
+            Order::OfferAnchor => {
+                let (end, key) = End::offer(self.endpoint()?, self.id)?;
+                self.cable = Some(end);
+                Answer::Anchor { key }
+            }
+            Order::AcceptAnchor { offer } => {
+                let (end, key) = End::accept(self.endpoint()?, self.id, offer)?;
+                self.cable = Some(end);
+                Answer::Anchor { key }
+            }
+            Order::Join { device, anchor } => {
+                let end = self.cable.take().context("no anchor")?;
+                self.cable = Some(end.join(self.endpoint()?, &device, anchor)?);
+                Answer::Done
+            }
             Order::Form { shape } => {
                 let wiring = shape.wiring(self.ranks)?;
                 let channels = std::mem::take(&mut self.channels).into_iter();
@@ -77,8 +94,22 @@ impl Rank {
                 self.group = Some(group);
                 Answer::Done
             }
-            Order::Measure { work, count } => Answer::Measured(self.measure(&work, count)?),
+            Order::Measure { work, count } => {
+                let sent = |rank: &Rank| rank.cable.as_ref().map(End::sent).transpose();
+                let before = sent(self)?;
+                let measured = self.measure(&work, count)?;
+                // A channel that fell back to TCP would be measured as a cable.
+                let by_cable = matches!(work, Work::Echo { .. } | Work::AllReduce { .. });
+                if by_cable && before.is_some() && sent(self)? < before.map(|before| before + count as u64) {
+                    bail!("what was measured did not go over the cable");
+                }
+                Answer::Measured(measured)
+            }
         })
+    }
+
+    fn endpoint(&self) -> anyhow::Result<&Endpoint> {
+        self.endpoint.as_ref().context("not started")
     }
 
     fn opening(&self, from: usize, to: usize) -> Opening {

@@ -16,6 +16,8 @@ pub struct LinkReport {
     bytes: usize,
     wiring: &'static str,
     carrier: &'static str,
+    /// The devices of ranks 0 and 1; null over TCP.
+    devices: Option<[String; 2]>,
     sealed: bool,
     /// The algorithm that was picked; null for a link.
     schedule: Option<&'static str>,
@@ -74,6 +76,7 @@ impl LinkReport {
     /// pick before its alternatives.
     pub(super) fn new(
         options: &LinkOptions,
+        devices: Option<[String; 2]>,
         works: &[(Work, Option<Prediction>)],
         measured: &[Vec<Measured>],
         seals: Option<f64>,
@@ -111,7 +114,8 @@ impl LinkReport {
             ranks,
             bytes: options.bytes,
             wiring: if options.ring { "ring" } else { "mesh" },
-            carrier: "tcp",
+            carrier: if devices.is_some() { "rdma" } else { "tcp" },
+            devices,
             sealed: options.sealed,
             schedule: alternatives.first().map(|pick| pick.schedule),
             median_us,
