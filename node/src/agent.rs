@@ -35,6 +35,7 @@ use crate::data_dir::{AgentFile, DataDir};
 use crate::exit::{Exit, Failure, with_causes};
 use crate::identity::Identity;
 use crate::links::Links;
+use crate::links::cables::{Cables, Use};
 use crate::links::measure::Measuring;
 use crate::local_proof::LocalSecret;
 use crate::options::{Listen, UpOptions};
@@ -126,11 +127,13 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     let gate = MemberGate::default();
     let (raft_service, channel_service) = (Late::default(), Late::default());
     let (measure_service, pass_service) = (Late::default(), Late::default());
+    let cable_service = Late::default();
     let services: Vec<(Topic, Arc<dyn Service>)> = vec![
         (Topic::Raft, Arc::new(raft_service.clone())),
         (Topic::Channel, Arc::new(channel_service.clone())),
         (Topic::Measure, Arc::new(measure_service.clone())),
         (Topic::Pass, Arc::new(pass_service.clone())),
+        (Topic::Cable, Arc::new(cable_service.clone())),
     ];
     let swarm = start_swarm(options, identity, Arc::new(gate.clone()), services).await?;
     let events = swarm.events();
@@ -200,7 +203,12 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     let (links, measuring) = (Links::default(), Measuring::new(swarm.clone(), endpoint.clone()));
     measure_service.start(Arc::new(measuring.clone()));
     tasks.spawn(links.clone().watch(swarm.clone(), measuring));
-    let shown = report::Shown { links, channels: reported, data: endpoint.local_addr() };
+    let rdma = Use { mode: options.rdma, plain: options.rdma_plain, source: crate::rdma::system() };
+    let cables = Cables::new(swarm.clone(), endpoint.clone(), links.clone(), rdma);
+    cable_service.start(Arc::new(cables.clone()));
+    tasks.spawn(cables.clone().run());
+    let shown =
+        report::Shown { links, cables: cables.clone(), channels: reported, data: endpoint.local_addr() };
     tasks.spawn(report::report(swarm.clone(), body, worker.clone(), files, shown));
     let front = tokio::spawn(shoal_web::serve(listener, router, http_stopping));
 
@@ -230,6 +238,8 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     worker.end().await;
     let _ = front.await;
     tasks.shutdown().await;
+    // Before the others hear that it leaves: what is still under way goes on by connections.
+    let _ = tokio::task::spawn_blocking(move || cables.end()).await;
     swarm.leave().await;
     consensus.shutdown().await;
     // It may wait for last frames to leave.

@@ -13,13 +13,14 @@ mod mac;
 mod verbs;
 
 use serde::Serialize;
-use shoal_transport::rdma::native::Native;
 use shoal_web::api::Swarm;
 
+use crate::rdma::{self, Finding, Seen};
+
 /// What was found out.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Facts {
-    verbs: verbs::Facts,
+    verbs: Seen,
     /// On a Mac.
     mac: Option<mac::Facts>,
     /// What the agent says, where one runs.
@@ -61,13 +62,30 @@ impl Check {
     fn fix(self, fix: impl Into<String>) -> Check {
         Check { fix: Some(fix.into()), ..self }
     }
+
+    /// With what mends a finding.
+    fn found(id: impl Into<String>, state: State, text: impl Into<String>, finding: &Finding) -> Check {
+        Check { fix: finding.fix(), ..Check::new(id, state, text) }
+    }
+}
+
+/// A finding as the beginning of a sentence.
+fn sentence(finding: &Finding) -> String {
+    let text = finding.to_string();
+    let mut rest = text.chars();
+    // A name of a device stays as it is.
+    let is_name = text.split(' ').next().is_some_and(|word| word.contains(|c: char| c.is_ascii_digit()));
+    match rest.next() {
+        Some(first) if !is_name => first.to_uppercase().chain(rest).collect(),
+        _ => text,
+    }
 }
 
 impl Facts {
     /// Looks at this machine; `swarm` is what its agent says. May take some seconds on a Mac, whose system reports are slow.
     pub async fn gather(swarm: Option<Swarm>) -> Facts {
         Facts {
-            verbs: verbs::Facts::of(Native::load().map(|library| Box::new(library) as _)),
+            verbs: Seen::of(rdma::system()(), rdma::Device::try_out),
             mac: mac_facts().await,
             swarm: swarm.map(Box::new),
         }
@@ -76,7 +94,7 @@ impl Facts {
     /// What they mean.
     pub fn checks(&self) -> Vec<Check> {
         let mut checks = self.mac.as_ref().map(mac::checks).unwrap_or_default();
-        checks.extend(verbs::checks(&self.verbs, self.mac.is_some()));
+        checks.extend(verbs::checks(&self.verbs));
         checks.extend(cables::checks(self.swarm.as_deref()));
         checks
     }

@@ -20,6 +20,7 @@ pub mod logging;
 pub mod machines;
 pub mod model_file;
 pub mod options;
+pub mod rdma;
 pub mod signals;
 pub mod store;
 pub mod swarm;

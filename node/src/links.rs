@@ -6,8 +6,10 @@
 //! - *Watched*: by a TCP handshake with the data port every two seconds, from our address of the link. The kernel answers it,
 //!   so it costs the other's programs nothing and needs no one's word. Two in a row that fail: the link is down, and why; one
 //!   that succeeds: it is back.
-//! - *Measured* (`measure`): by one end, over a channel of the data plane, when the link is found and then every ten minutes:
-//!   the round trip of small messages and a burst of 40 ms. Never while an answer runs in the swarm.
+//! - *Measured* (`measure`): by one end, over a channel of the data plane, when the link is found, when it comes to a cable or
+//!   loses it, and then every ten minutes: the round trip of small messages and a burst of 40 ms. Never while an answer runs in
+//!   the swarm.
+//! - *Upgraded* (`cables`): where both ends have an RDMA device, channels go over queue pairs, and back when those fail.
 //!
 //! What is known stands in this node's record.
 
@@ -23,11 +25,13 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use crate::swarm::interfaces::{Interfaces, Kind};
-use crate::swarm::record::{LinkReport, LinkState, MAX_LINKS};
+use crate::swarm::record::{CableReport, LinkReport, LinkState, MAX_LINKS};
 use crate::swarm::{Entry, NodeState, Swarm, Table};
 
+pub mod cables;
 pub mod measure;
 
+use cables::LinkCable;
 use measure::{Measured, Measuring};
 
 /// How often links are looked at.
@@ -68,7 +72,7 @@ struct Found {
 }
 
 /// A link and what is known of it.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 struct Link {
     found: Found,
     state: LinkState,
@@ -78,7 +82,10 @@ struct Link {
     next_try: Instant,
     trying: bool,
     next_measure: Instant,
+    /// The last measurements over connections and over a cable.
     measured: Option<Measured>,
+    measured_over_cable: Option<Measured>,
+    cable: LinkCable,
     /// When its addresses were last there.
     seen: Instant,
 }
@@ -127,9 +134,17 @@ pub struct Links {
 }
 
 impl Links {
-    /// What the record says of them; at most [`MAX_LINKS`], those that are down last.
-    pub fn reports(&self) -> Vec<LinkReport> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+    /// What the record says of them and their cables; at most [`MAX_LINKS`], those that are down last.
+    pub fn reports(&self) -> (Vec<LinkReport>, Vec<CableReport>) {
+        let known = self.lock();
+        let mut links: Vec<(&Ends, &Link)> = known.iter().collect();
+        links.sort_by_key(|(_, link)| link.state == LinkState::Down);
+        links.truncate(MAX_LINKS);
+        let cable = |(place, (_, link)): (u16, &(&Ends, &Link))| {
+            let has = link.found.kind != Kind::Loopback;
+            has.then(|| link.cable.report(place, link.shown().is_some_and(|measured| measured.over_cable)))
+        };
+        let cables = (0..).zip(&links).filter_map(cable).collect();
         let report = |(ends, link): (&Ends, &Link)| LinkReport {
             node: ends.node.clone(),
             ours: ends.ours,
@@ -139,13 +154,10 @@ impl Links {
             state: link.state,
             reason: link.reason.clone(),
             since_ms: link.since.unix_ms(),
-            rtt_us: link.measured.map(|measured| (measured.p50_us, measured.p99_us)),
-            bytes_per_s: link.measured.and_then(|measured| measured.bytes_per_s),
+            rtt_us: link.shown().map(|measured| (measured.p50_us, measured.p99_us)),
+            bytes_per_s: link.shown().and_then(|measured| measured.bytes_per_s),
         };
-        let mut reports: Vec<LinkReport> = known.iter().map(report).collect();
-        reports.sort_by_key(|report| report.state == LinkState::Down);
-        reports.truncate(MAX_LINKS);
-        reports
+        (links.into_iter().map(report).collect(), cables)
     }
 
     /// Finds, tries and measures. Runs until it is dropped.
@@ -210,6 +222,8 @@ impl Links {
                 trying: false,
                 next_measure: now,
                 measured: None,
+                measured_over_cable: None,
+                cable: LinkCable::default(),
                 seen: now,
             };
             known.entry(ends).or_insert(fresh).found = found;
@@ -261,10 +275,18 @@ impl Links {
         Some(ends.clone())
     }
 
+    /// Something else carries now: it is measured soon.
+    fn carrier_changed(&self, ends: &Ends) {
+        if let Some(link) = self.lock().get_mut(ends) {
+            link.next_measure = Instant::now();
+        }
+    }
+
     fn measured(&self, ends: &Ends, measured: Result<Measured, String>, now: Instant) {
         let mut known = self.lock();
         let Some(link) = known.get_mut(ends) else { return };
         match measured {
+            Ok(measured) if measured.over_cable => link.measured_over_cable = Some(measured),
             Ok(measured) => link.measured = Some(measured),
             Err(reason) => {
                 tracing::debug!(node = %ends.node, ours = %ends.ours, theirs = %ends.theirs, reason, "a link was not measured");
@@ -275,6 +297,12 @@ impl Links {
 }
 
 impl Link {
+    /// The measurement that is shown: over what carries now, if there is one.
+    fn shown(&self) -> Option<Measured> {
+        let over_cable = self.measured_over_cable.filter(|_| self.cable.is_on_cable());
+        over_cable.or(self.measured).or(self.measured_over_cable)
+    }
+
     fn set(&mut self, state: LinkState, reason: Option<String>) {
         if self.state != state {
             tracing::info!(interface = self.found.interface, ?state, reason, "a link changed");

@@ -21,10 +21,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::exit::{Exit, Failure};
 use crate::logging::LogFormat;
+use crate::rdma::RdmaMode;
 use crate::swarm::{InterfaceRule, PeerAddress};
 pub use values::{
-    Bytes, DeviceChoice, ListenAddress, MAX_NAME_BYTES, NodeName, RdmaMode, Span, SwarmName, show_bytes,
-    show_span,
+    Bytes, DeviceChoice, ListenAddress, MAX_NAME_BYTES, NodeName, Span, SwarmName, show_bytes, show_span,
 };
 
 /// Where the HTTP side listens unless told otherwise.
@@ -82,6 +82,8 @@ pub struct UpOptions {
     pub interfaces: Vec<InterfaceRule>,
     /// Whether RDMA may be used.
     pub rdma: RdmaMode,
+    /// Whether it may also be used where others could listen: what goes over RDMA is not encrypted.
+    pub rdma_plain: bool,
     /// What to log, in env-filter syntax, where `node.toml` says so and no flag or variable does.
     pub log: Option<String>,
     /// The form of log lines from `node.toml`.
@@ -190,10 +192,15 @@ pub struct UpArgs {
     #[arg(long, env = "SHOAL_INTERFACE", value_name = "NAME[=KIND]", value_delimiter = ',')]
     #[serde(deserialize_with = "values::many")]
     pub interface: Vec<InterfaceRule>,
-    /// Whether tensors may travel by RDMA, once it is built: auto or never [default: auto]
+    /// Whether tensors may travel by RDMA: auto (by a real device, where it is faster than TCP), always (by any, however slow),
+    /// or never (no device is opened) [default: auto]
     #[arg(long, env = "SHOAL_RDMA", value_name = "MODE")]
     #[serde(deserialize_with = "values::one")]
     pub rdma: Option<RdmaMode>,
+    /// Use RDMA on other links than Thunderbolt cables too: there others could read what goes over it, which is not encrypted
+    #[arg(long, env = "SHOAL_RDMA_PLAIN", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new())]
+    pub rdma_plain: Option<bool>,
     /// `--log` of the file: the flag belongs to the whole program.
     #[arg(skip)]
     pub log: Option<String>,
@@ -268,6 +275,7 @@ impl UpArgs {
             threads: self.threads.or(file.threads).map_or_else(default_threads, |n| usize::from(n.get())),
             interfaces: pick(self.interface, file.interface),
             rdma: self.rdma.or(file.rdma).unwrap_or(RdmaMode::Auto),
+            rdma_plain: self.rdma_plain.or(file.rdma_plain).unwrap_or(false),
             log: file.log,
             log_format: file.log_format,
             stop: CancellationToken::new(),
@@ -439,7 +447,7 @@ mod tests {
             ("offer = [5]", "offer"),
             ("threads = 0", "threads"),
             ("name = ", "node.toml"),
-            ("rdma = 'always'", "RDMA"),
+            ("rdma = 'sometimes'", "sometimes"),
             ("log-format = 'xml'", "xml"),
         ] {
             let failure = resolve(file, &[]).unwrap_err();

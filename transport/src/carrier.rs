@@ -90,4 +90,9 @@ pub(crate) trait Carrier: Send {
 
     /// How it protects frames.
     fn protection(&self) -> Protection;
+
+    /// Whether frames go over a cable.
+    fn is_over_cable(&self) -> bool {
+        false
+    }
 }

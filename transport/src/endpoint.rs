@@ -30,7 +30,7 @@ use crate::wait::{Bell, LONGEST};
 use crate::window::{MAX_FRAME_BYTES, MIN_FRAME_BYTES};
 
 pub(crate) use self::cables::SharedCable;
-pub use self::cables::{CableHandle, REASON_CABLE_ENDED};
+pub use self::cables::{CableHandle, Ended, REASON_CABLE_ENDED};
 use self::forwarder::Forwarder;
 pub use self::forwarder::MAX_FLOWS;
 use self::passes::Passes;

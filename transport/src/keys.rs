@@ -145,11 +145,12 @@ impl ChannelKeys {
     }
 
     /// The number that stands for this channel in frame headers. Both sides derive the same; an outsider cannot guess it.
+    /// None has 0, by which cables are tried.
     pub(crate) fn number(&self) -> Result<u16, KeyError> {
         self.expand(b"number", Direction::FromDialer, 0, Bytes(2), |okm| {
             let mut number = [0; 2];
             okm.fill(&mut number).map_err(|_| KeyError::Derive)?;
-            Ok(u16::from_le_bytes(number))
+            Ok(u16::from_le_bytes(number).max(1))
         })
     }
 

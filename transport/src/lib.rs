@@ -98,7 +98,7 @@ mod window;
 pub use channel::{Channel, Closer, Frame, Waker, wait_any};
 pub use counters::Counters;
 pub use endpoint::{
-    CableHandle, Dialled, Endpoint, HEAL_DEADLINE, MAX_FLOWS, OPEN_DEADLINE, Offer, Opening, Options,
+    CableHandle, Dialled, Ended, Endpoint, HEAL_DEADLINE, MAX_FLOWS, OPEN_DEADLINE, Offer, Opening, Options,
     REASON_CABLE_ENDED, REASON_DROPPED, REASON_LOST, REASON_SHUT_DOWN, REASON_TOO_LONG,
 };
 pub use error::{BindError, ChannelError, GrantError, OpenError};
@@ -107,5 +107,6 @@ pub use hello::{Purpose, Refusal};
 pub use keys::Protection;
 pub use route::{MAX_RELAYS, Pass, PassRequest, Passage, Route, Ways};
 pub use state::ChannelStats;
+use state::Role;
 pub use wait::Wait;
 pub use window::{MAX_FRAME_BYTES, MIN_FRAME_BYTES, WINDOW_FRAMES, ring_bytes};

@@ -6,7 +6,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -89,6 +88,8 @@ pub struct ChannelStats {
     pub protection: Option<Protection>,
     /// Whether a connection is there and has proven itself.
     pub live: bool,
+    /// Whether its frames go over a cable.
+    pub over_cable: bool,
 }
 
 /// See the module's text.
@@ -108,7 +109,6 @@ pub(crate) struct State {
     pub(crate) dialing: bool,
     /// The way of the present or last carrier, and since when; meaningful on the side that dials.
     route: Route,
-    peer: Option<IpAddr>,
     installed: Instant,
     /// The number of a cable that the other side does not have, or not for this channel.
     pub(crate) avoids_cable: Option<u16>,
@@ -155,7 +155,6 @@ impl State {
             },
             dialing: false,
             route: Route::direct(),
-            peer: None,
             installed: now,
             avoids_cable: None,
             always_sealed: false,
@@ -471,14 +470,13 @@ impl State {
     }
 
     /// Notes the way of a carrier that is about to be installed, and the address at its end.
-    pub(crate) fn set_route(&mut self, route: Route, peer: IpAddr) {
+    pub(crate) fn set_route(&mut self, route: Route) {
         self.route = route;
-        self.peer = Some(peer.to_canonical());
     }
 
-    /// Whether this side dialled the connection that is there, straight to that address.
-    pub(crate) fn is_connected_to(&self, peer: IpAddr) -> bool {
-        self.carrier.is_some() && self.route.is_direct() && self.peer == Some(peer)
+    /// Whether a connection is there that this side dialled straight to the other.
+    pub(crate) fn is_connected_straight(&self) -> bool {
+        self.carrier.is_some() && self.route.is_direct()
     }
 
     /// Since when the present carrier is there, if a thread may be sent to look for a better one.
@@ -558,6 +556,7 @@ impl State {
             incarnation: self.incarnation,
             protection: self.carrier.as_ref().map(|carrier| carrier.protection()),
             live: self.carrier.is_some() && matches!(self.phase, Phase::Live),
+            over_cable: self.carrier.as_ref().is_some_and(|carrier| carrier.is_over_cable()),
         }
     }
 }

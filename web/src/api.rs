@@ -28,7 +28,7 @@ pub use error::{ApiError, ErrorBody, ErrorDocument, ErrorKind};
 pub use instance::{
     Instance, InstanceState, KvType, KvUse, LayerRange, Rank, RankState, Reason, Route, Stage,
 };
-pub use link::{Link, LinkKind, LinkState, Percentiles};
+pub use link::{Cable, Carrier, Link, LinkKind, LinkState, Percentiles, QueuePairs};
 pub use models::{ModelEntry, ModelState, Models};
 pub use node::{Device, DeviceKind, Interface, Memory, Node, NodeRole, NodeState, RdmaDevice, Refused};
 pub use plan::{Alternative, Change, Nearest, Needs, Plan, PlanNode, PlanRank, PlanStage, WhyNot};

@@ -9,7 +9,10 @@ use tokio::time::Instant;
 
 use super::directory::InstanceNow;
 use crate::swarm::interfaces::Kind;
-use crate::swarm::record::{DeviceKind, Download, LinkReport, LinkState, RecordBody, RouteReport};
+use crate::swarm::record::{
+    CableReport, CableState, DeviceKind, Download, LinkReport, LinkState, QueuePairKind, RecordBody,
+    RouteReport,
+};
 use crate::swarm::{Entry, NodeState, RefusedPeer, Table};
 
 /// The members, ordered by name and id.
@@ -123,19 +126,29 @@ fn kind(kind: Kind) -> api::LinkKind {
     }
 }
 
+/// A link as its ends tell of it.
+struct Told {
+    link: api::Link,
+    /// The reason is what one end says of the other, which knows more.
+    hearsay: bool,
+}
+
 /// The links between members, as both ends' records tell of them: each pair of addresses once, whichever end found it and in
 /// whatever order. Two neighbours of whose links nothing is known yet are shown with their control connection.
 pub fn links(view: &View, table: &Table) -> Vec<api::Link> {
     let member = |id: &NodeId| view.state.members.contains_key(id);
-    let mut links: BTreeMap<[(&NodeId, String); 2], api::Link> = BTreeMap::new();
+    let mut links: BTreeMap<[(&NodeId, String); 2], Told> = BTreeMap::new();
     for (id, entry) in table.nodes.iter().filter(|(id, _)| member(id)) {
-        let reports = entry.record.iter().flat_map(|record| &record.body.links);
-        for report in reports.filter(|report| member(&report.node)) {
+        let Some(body) = entry.record.as_ref().map(|record| &record.body) else { continue };
+        let cables = body.cabling.iter().flat_map(|cabling| &cabling.links);
+        let cables: BTreeMap<usize, &CableReport> =
+            cables.map(|cable| (usize::from(cable.link), cable)).collect();
+        for (place, report) in body.links.iter().enumerate().filter(|(_, report)| member(&report.node)) {
             let mut ends = [(id, report.ours.to_string()), (&report.node, report.theirs.to_string())];
             ends.sort();
-            let mut seen = link(&ends, id, report);
-            if entry.state == NodeState::Gone && seen.state != api::LinkState::Down {
-                (seen.state, seen.reason) =
+            let mut seen = told(&ends, (id, &body.name), report, cables.get(&place).copied());
+            if entry.state == NodeState::Gone && seen.link.state != api::LinkState::Down {
+                (seen.link.state, seen.link.reason) =
                     (api::LinkState::Down, Some("the node that tells of it is gone".into()));
             }
             match links.entry(ends) {
@@ -144,12 +157,12 @@ pub fn links(view: &View, table: &Table) -> Vec<api::Link> {
             }
         }
     }
-    let told: BTreeSet<[&NodeId; 2]> = links.keys().map(|[(a, _), (b, _)]| [*a, *b]).collect();
-    let mut links: Vec<api::Link> = links.into_values().collect();
+    let known: BTreeSet<[&NodeId; 2]> = links.keys().map(|[(a, _), (b, _)]| [*a, *b]).collect();
+    let mut links: Vec<api::Link> = links.into_values().map(|told| told.link).collect();
     for (id, entry) in table.nodes.iter().filter(|(id, _)| **id != table.me && member(id)) {
         let mut ends = [&table.me, id];
         ends.sort();
-        if let (Some(path), false) = (&entry.path, told.contains(&ends)) {
+        if let (Some(path), false) = (&entry.path, known.contains(&ends)) {
             let down = matches!(entry.state, NodeState::Suspect | NodeState::Gone);
             links.push(api::Link {
                 a: ends[0].to_string(),
@@ -164,49 +177,120 @@ pub fn links(view: &View, table: &Table) -> Vec<api::Link> {
                 since: None,
                 rtt_us: None,
                 bytes_per_s: None,
+                measured_over: None,
                 encrypted: Some(path.kind != Kind::Loopback),
+                rdma: None,
             });
         }
     }
     links
 }
 
-/// A link as `teller`, one of its ends, sees it.
-fn link(ends: &[(&NodeId, String); 2], teller: &NodeId, report: &LinkReport) -> api::Link {
-    let interface = |end: &NodeId| (end == teller).then(|| report.interface.clone());
+/// A link as `teller`, one of its ends, which has that name, sees it.
+fn told(
+    ends: &[(&NodeId, String); 2],
+    (teller, name): (&NodeId, &str),
+    report: &LinkReport,
+    cable: Option<&CableReport>,
+) -> Told {
+    let of = |end: &NodeId, what: Option<&String>| what.filter(|_| end == teller).cloned();
     let [(a, a_address), (b, b_address)] = ends;
-    api::Link {
+    // A cable is of a link that is up.
+    let on = cable.filter(|_| report.state == LinkState::Up);
+    let state = match (report.state, on.map(|cable| cable.state).unwrap_or_default()) {
+        (LinkState::Probing, _) => api::LinkState::Probing,
+        (LinkState::Down, _) => api::LinkState::Down,
+        (LinkState::Up, CableState::Tcp) => api::LinkState::Tcp,
+        (LinkState::Up, CableState::Upgrading) => api::LinkState::Upgrading,
+        (LinkState::Up, CableState::Rdma) => api::LinkState::Rdma,
+        (LinkState::Up, CableState::Degraded) => api::LinkState::Degraded,
+    };
+    let why_no_cable = || Some(format!("{name}: {}", on?.reason.as_ref()?));
+    let trip = |(p50, p99): (f64, f64)| api::Percentiles { p50, p99: Some(p99) };
+    let carrier = |over_cable| if over_cable { api::Carrier::Rdma } else { api::Carrier::Tcp };
+    let used = cable.filter(|cable| cable.device.is_some() || cable.rdma_us.is_some());
+    let link = api::Link {
         a: a.to_string(),
         b: b.to_string(),
-        a_interface: interface(a),
-        b_interface: interface(b),
+        a_interface: of(a, Some(&report.interface)),
+        b_interface: of(b, Some(&report.interface)),
         a_address: Some(a_address.clone()),
         b_address: Some(b_address.clone()),
         kind: kind(report.kind),
-        state: match report.state {
-            LinkState::Probing => api::LinkState::Probing,
-            LinkState::Up => api::LinkState::Tcp,
-            LinkState::Down => api::LinkState::Down,
-        },
-        reason: report.reason.clone(),
-        since: Some(Timestamp::from_unix_ms(report.since_ms)),
-        rtt_us: report.rtt_us.map(|(p50, p99)| api::Percentiles { p50, p99: Some(p99) }),
+        state,
+        reason: report.reason.clone().or_else(why_no_cable),
+        since: Some(Timestamp::from_unix_ms(report.since_ms.max(on.map_or(0, |cable| cable.since_ms)))),
+        rtt_us: report.rtt_us.map(trip),
         bytes_per_s: report.bytes_per_s.map(|rate| rate as u64),
-        encrypted: Some(report.kind != Kind::Loopback),
+        measured_over: report.rtt_us.map(|_| carrier(cable.is_some_and(|cable| cable.measured_over))),
+        encrypted: Some(report.kind != Kind::Loopback && !is_on_cable(state)),
+        rdma: used.map(|cable| api::Cable {
+            a_device: of(a, cable.device.as_ref()),
+            b_device: of(b, cable.device.as_ref()),
+            queue_pairs: cable.kind.map(|kind| match kind {
+                QueuePairKind::Reliable => api::QueuePairs::Rc,
+                QueuePairKind::Unreliable => api::QueuePairs::Uc,
+            }),
+            rtt_us: cable.rdma_us.map(trip),
+            tcp_rtt_us: cable.tcp_us.map(trip),
+            messages: cable.sent,
+            bytes: cable.sent_bytes,
+            resent: cable.resent,
+            upgrades: cable.upgrades,
+            falls: cable.falls,
+        }),
+    };
+    Told { link, hearsay: on.is_some_and(|cable| cable.theirs) }
+}
+
+fn is_on_cable(state: api::LinkState) -> bool {
+    matches!(state, api::LinkState::Rdma | api::LinkState::Degraded)
+}
+
+/// How little a link does: of what its ends say the least holds, but that it is there once one of them has tried it.
+fn rank(state: api::LinkState) -> u8 {
+    match state {
+        api::LinkState::Down => 0,
+        api::LinkState::Upgrading => 1,
+        api::LinkState::Tcp => 2,
+        api::LinkState::Degraded => 3,
+        api::LinkState::Rdma => 4,
+        api::LinkState::Probing => 5,
     }
 }
 
 /// Adds what the other end says: one of them measures, and a link that is down for one is down.
-fn join(link: &mut api::Link, other: api::Link) {
-    let down = |link: &api::Link| link.state == api::LinkState::Down;
-    let probing = |link: &api::Link| link.state == api::LinkState::Probing;
-    if (down(&other) && !down(link)) || (probing(link) && !probing(&other)) {
-        (link.state, link.reason, link.since) = (other.state, other.reason, other.since);
+fn join(told: &mut Told, other: Told) {
+    let (link, theirs) = (&mut told.link, other.link);
+    let says_more = rank(theirs.state) == rank(link.state) && told.hearsay && !other.hearsay;
+    if rank(theirs.state) < rank(link.state) {
+        (link.state, link.since) = (theirs.state, theirs.since);
+        (link.reason, told.hearsay) = (theirs.reason, other.hearsay);
+    } else if (says_more || link.reason.is_none()) && rank(theirs.state) == rank(link.state) {
+        (link.reason, told.hearsay) = (theirs.reason.or(link.reason.take()), other.hearsay);
     }
-    link.a_interface = link.a_interface.take().or(other.a_interface);
-    link.b_interface = link.b_interface.take().or(other.b_interface);
-    link.rtt_us = link.rtt_us.or(other.rtt_us);
-    link.bytes_per_s = link.bytes_per_s.or(other.bytes_per_s);
+    link.encrypted = Some(link.kind != api::LinkKind::Loopback && !is_on_cable(link.state));
+    link.a_interface = link.a_interface.take().or(theirs.a_interface);
+    link.b_interface = link.b_interface.take().or(theirs.b_interface);
+    if link.rtt_us.is_none() {
+        (link.rtt_us, link.measured_over) = (theirs.rtt_us, theirs.measured_over);
+        link.bytes_per_s = theirs.bytes_per_s;
+    }
+    link.rdma = match (link.rdma.take(), theirs.rdma) {
+        (Some(one), Some(other)) => Some(api::Cable {
+            a_device: one.a_device.or(other.a_device),
+            b_device: one.b_device.or(other.b_device),
+            queue_pairs: one.queue_pairs.or(other.queue_pairs),
+            rtt_us: one.rtt_us.or(other.rtt_us),
+            tcp_rtt_us: one.tcp_rtt_us.or(other.tcp_rtt_us),
+            messages: one.messages + other.messages,
+            bytes: one.bytes + other.bytes,
+            resent: one.resent + other.resent,
+            upgrades: one.upgrades.max(other.upgrades),
+            falls: one.falls.max(other.falls),
+        }),
+        (one, other) => one.or(other),
+    };
 }
 
 /// The machines that were told no, by us or that told us so.

@@ -9,7 +9,7 @@ use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
 use crate::options::UpOptions;
 use crate::swarm::Swarm;
-use crate::swarm::record::{Device, DeviceKind, Memory, RecordBody};
+use crate::swarm::record::{Cabling, Device, DeviceKind, Memory, RecordBody};
 
 /// The part of the record that does not change.
 pub fn body(
@@ -50,6 +50,7 @@ pub fn body(
         interfaces: swarm.interfaces().for_record(),
         http: Some(http),
         data,
+        cabling: Some(Cabling { mode: options.rdma, links: Vec::new() }),
         ..RecordBody::default()
     })
 }

@@ -10,6 +10,7 @@ use crate::adapt::files::ModelFiles;
 use crate::channels::{Channels, data_addrs};
 use crate::engine::status::{self, Phase};
 use crate::links::Links;
+use crate::links::cables::Cables;
 use crate::swarm::Swarm;
 use crate::swarm::record::{HeadReport, RankFailure, RankReport, RankState, RecordBody};
 use crate::worker::{Running, Worker};
@@ -27,6 +28,8 @@ const COUNTERS: Duration = Duration::from_secs(1);
 pub struct Shown {
     /// This node's links.
     pub links: Links,
+    /// Their cables.
+    pub cables: Cables,
     /// Its channels.
     pub channels: Channels,
     /// Where its data listener is bound.
@@ -52,7 +55,9 @@ pub async fn report(swarm: Swarm, mut fixed: RecordBody, worker: Worker, files: 
         }
         fixed.interfaces = swarm.interfaces().for_record();
         fixed.data = data_addrs(shown.data, &swarm);
-        fixed.links = shown.links.reports();
+        let (links, cables) = shown.links.reports();
+        (fixed.links, fixed.cabling) = (links, Some(shown.cables.cabling(cables)));
+        fixed.rdma = shown.cables.ports();
         fixed.routes = shown.channels.routes();
         let now = body(&fixed, &worker, &files).await;
         let quiet = without_counters(now.clone()) == without_counters(last.clone());
@@ -97,6 +102,9 @@ fn without_counters(mut body: RecordBody) -> RecordBody {
     }
     for head in &mut body.heads {
         (head.kv_used_tokens, head.token_ns) = (0, 0);
+    }
+    for cable in body.cabling.iter_mut().flat_map(|cabling| &mut cabling.links) {
+        (cable.sent, cable.sent_bytes, cable.resent) = (0, 0, 0);
     }
     for download in &mut body.downloads {
         (download.done_bytes, download.bytes_per_s, download.eta_ms) = (0, None, None);

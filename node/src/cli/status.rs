@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use clap::Args;
 use shoal_web::api::{
-    Instance, InstanceState, KvType, LinkKind, LinkState, NodeRole, NodeState, Swarm, Timestamp,
+    Instance, InstanceState, KvType, LinkKind, LinkState, NodeRole, NodeState, Percentiles, QueuePairs,
+    Swarm, Timestamp,
 };
 
 use super::{print_json, print_lines};
@@ -232,7 +233,59 @@ fn links(swarm: &Swarm) -> Vec<String> {
     let mut lines = vec![String::new()];
     lines.extend(table.lines(""));
     lines.extend(over);
+    let cables = cables(swarm);
+    if !cables.is_empty() {
+        lines.push(String::new());
+        lines.extend(cables);
+    }
     lines
+}
+
+/// What the links' cables of queue pairs have done.
+fn cables(swarm: &Swarm) -> Vec<String> {
+    let trip = |of: Option<Percentiles>| {
+        of.map_or("-".to_owned(), |of| match of.p99 {
+            Some(p99) => format!("{:.0}/{p99:.0} us", of.p50),
+            None => format!("{:.0} us", of.p50),
+        })
+    };
+    let mut table = Table::new([
+        "RDMA",
+        "",
+        "QUEUE PAIRS",
+        "4 KB P50/P99",
+        "TCP",
+        "MESSAGES",
+        "BYTES",
+        "RESENT",
+        "UP",
+        "BACK",
+    ]);
+    let mut any = false;
+    for (link, cable) in swarm.links.iter().filter_map(|link| Some((link, link.rdma.as_ref()?))) {
+        any = true;
+        let end = |node: &str, device: &Option<String>| {
+            let device = device.as_deref().map(|name| format!(":{}", printable(name)));
+            printable(node_name(swarm, node)) + device.as_deref().unwrap_or_default()
+        };
+        let kind = cable.queue_pairs.map_or("-", |kind| match kind {
+            QueuePairs::Rc => "RC",
+            QueuePairs::Uc => "UC",
+        });
+        table.row([
+            end(&link.a, &cable.a_device),
+            end(&link.b, &cable.b_device),
+            kind.to_owned(),
+            trip(cable.rtt_us),
+            trip(cable.tcp_rtt_us),
+            cable.messages.to_string(),
+            show_bytes(cable.bytes),
+            cable.resent.to_string(),
+            cable.upgrades.to_string(),
+            cable.falls.to_string(),
+        ]);
+    }
+    if any { table.lines("") } else { Vec::new() }
 }
 
 fn refused(swarm: &Swarm) -> Vec<String> {

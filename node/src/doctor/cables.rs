@@ -33,6 +33,7 @@ pub fn checks(swarm: Option<&Swarm>) -> Vec<Check> {
         checks.push(Check::new("swarm.versions", State::Warn, text).fix("bring all to the newest one"));
     }
     checks.extend(thunderbolt(swarm, &names));
+    checks.extend(rdma(swarm, &names));
     checks.extend(builds(swarm));
     checks
 }
@@ -101,6 +102,30 @@ fn thunderbolt(swarm: &Swarm, names: &BTreeMap<&str, &str>) -> Option<Check> {
     Some(check(State::Warn, text).fix(fix))
 }
 
+/// Which links carry over RDMA, and why the others do not.
+fn rdma(swarm: &Swarm, names: &BTreeMap<&str, &str>) -> Option<Check> {
+    let there = |id: &String| names.contains_key(id.as_str());
+    let links =
+        swarm.links.iter().filter(|link| link.kind != LinkKind::Loopback && there(&link.a) && there(&link.b));
+    let (on, off): (Vec<_>, Vec<_>) =
+        links.partition(|link| matches!(link.state, LinkState::Rdma | LinkState::Degraded));
+    if on.is_empty() && off.is_empty() {
+        return None;
+    }
+    let why = |link: &&shoal_web::api::Link| {
+        let (a, b) = (names.get(link.a.as_str())?, names.get(link.b.as_str())?);
+        Some(format!("{a} and {b}: {}", link.reason.as_ref()?))
+    };
+    let mut reasons: Vec<String> = off.iter().filter_map(why).take(NAMED_PAIRS).collect();
+    reasons.dedup();
+    let mut text = format!("RDMA carries {} of {} links", on.len(), on.len() + off.len());
+    if !reasons.is_empty() {
+        text.push_str(&format!(". Between {}", reasons.join("; between ")));
+    }
+    text.push('.');
+    Some(Check::new("swarm.rdma", State::Ok, text))
+}
+
 fn machines(count: usize) -> String {
     if count == 1 { "1 machine".to_owned() } else { format!("{count} machines") }
 }
@@ -150,6 +175,17 @@ mod tests {
         let mut down = swarm(&[("a", "b"), ("b", "c"), ("a", "c")]);
         down.links[2].state = LinkState::Down;
         assert_eq!(find(&checks(Some(&down)), "swarm.cables"), Some(line));
+    }
+
+    #[test]
+    fn links_on_tcp_have_their_reasons() {
+        let mut two = swarm(&[("a", "b"), ("b", "c")]);
+        two.links[0].state = LinkState::Rdma;
+        two.links[1].reason = Some("c: no RDMA device sits on en5".to_owned());
+        let found = find(&checks(Some(&two)), "swarm.rdma").unwrap();
+        let expected = "RDMA carries 1 of 2 links. Between b and c: c: no RDMA device sits on en5.";
+        assert_eq!(found.text, expected);
+        assert_eq!(find(&checks(Some(&swarm(&[]))), "swarm.rdma"), None);
     }
 
     #[test]

@@ -1,122 +1,30 @@
 //! RDMA as the system's library sees it.
 
-use std::net::Ipv4Addr;
-use std::path::Path;
+use crate::rdma::{Device, Finding, Seen};
 
-use shoal_transport::rdma::{Gid, Library, Port, PortState, VerbsError};
+use super::{Check, State, sentence};
 
-use super::{Check, State};
-
-/// Where Linux tells what lies under a device of verbs.
-const SYSFS: &str = "/sys/class/infiniband";
-
-/// What was found of RDMA.
-#[derive(Debug)]
-pub struct Facts {
-    /// The library by its name with its devices; or why there is none.
-    library: Result<(String, Result<Vec<Device>, String>), String>,
-}
-
-impl Default for Facts {
-    fn default() -> Self {
-        Facts { library: Err("it was not looked for".to_owned()) }
-    }
-}
-
-/// One device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Device {
-    name: String,
-    /// The network interface that it sits on, where the system says.
-    interface: Option<String>,
-    /// Whether the processor does what a device would: no faster than TCP.
-    software: bool,
-    /// Its port; or why it cannot be opened.
-    port: Result<Port, String>,
-    /// The addresses that its GIDs map.
-    addresses: Vec<Ipv4Addr>,
-    /// Why it gives no protection domain, if it does not.
-    no_domain: Option<String>,
-}
-
-impl Facts {
-    /// Looks at every device of `library`. Opens each and asks for a protection domain, which is given back.
-    pub fn of(library: Result<Box<dyn Library>, VerbsError>) -> Facts {
-        let found = library.map(|library| {
-            let devices = library.devices().map_err(|error| error.to_string());
-            let all = |names: Vec<String>| names.iter().map(|name| Device::of(&*library, name)).collect();
-            (library.name().to_owned(), devices.map(all))
-        });
-        Facts { library: found.map_err(|error| error.to_string()) }
-    }
-}
-
-impl Device {
-    fn of(library: &dyn Library, name: &str) -> Device {
-        let mut device = Device {
-            name: name.to_owned(),
-            interface: interface(name),
-            software: name.starts_with("rxe") || name.starts_with("siw") || is_software(name),
-            port: Err(String::new()),
-            addresses: Vec::new(),
-            no_domain: None,
-        };
-        let open = match library.open(name) {
-            Ok(open) => open,
-            Err(error) => return Device { port: Err(error.to_string()), ..device },
-        };
-        device.port = open.port().map_err(|error| error.to_string());
-        let gids = open.gids().unwrap_or_default();
-        device.addresses = gids.into_iter().filter_map(Gid::ipv4).collect();
-        device.no_domain = open.domain().err().map(|error| error.to_string());
-        device
-    }
-
-    fn on(&self) -> String {
-        self.interface.as_ref().map_or_else(String::new, |interface| format!(" on {interface}"))
-    }
-}
-
-/// The interface under a device: Apple names devices after it, Linux says it in its tree.
-fn interface(device: &str) -> Option<String> {
-    if let Some(name) = device.strip_prefix("rdma_") {
-        return Some(name.to_owned());
-    }
-    let mut under = std::fs::read_dir(Path::new(SYSFS).join(device).join("device/net")).ok()?;
-    let first = under.next()?.ok()?.file_name();
-    Some(first.to_string_lossy().into_owned())
-}
-
-/// Soft-RoCE and soft-iWARP have no device below them.
-fn is_software(device: &str) -> bool {
-    let tree = Path::new(SYSFS).join(device);
-    tree.is_dir() && !tree.join("device").exists()
-}
-
-/// What they mean; a Mac's reasons for having no devices are its own checks'.
-pub fn checks(facts: &Facts, mac: bool) -> Vec<Check> {
-    let (library, devices) = match &facts.library {
-        Ok(found) => found,
-        Err(why) => {
-            let text = format!("There is no RDMA library on this machine ({why}): links stay on TCP.");
-            let fix = match mac {
-                true => "macOS has it from 26.2 on",
-                false => {
-                    "where there is an RDMA device: install libibverbs (Debian: libibverbs1 and ibverbs-providers)"
-                }
+/// What they mean.
+pub fn checks(seen: &Seen) -> Vec<Check> {
+    let library = match &seen.library {
+        Ok(library) => library,
+        Err(finding) => {
+            let why = match finding {
+                Finding::NoLibrary { why } => format!(" ({why})"),
+                _ => String::new(),
             };
-            return vec![Check::new("rdma.library", State::Skipped, text).fix(fix)];
+            let text = format!("{}{why}: links stay on TCP.", sentence(finding));
+            return vec![Check::found("rdma.library", State::Skipped, text, finding)];
         }
     };
     let mut checks = vec![Check::new("rdma.library", State::Ok, format!("The RDMA library is {library}."))];
-    match devices {
-        Err(why) => {
-            let text = format!("RDMA devices cannot be listed: {why}.");
-            let check = Check::new("rdma.devices", State::Skipped, text);
-            checks.push(check.fix("load the kernel's module (modprobe ib_uverbs) and look again"));
+    match &seen.devices {
+        Err(finding) => {
+            let text = format!("{}.", sentence(finding));
+            checks.push(Check::found("rdma.devices", State::Skipped, text, finding));
         }
         Ok(devices) if devices.is_empty() => {
-            let text = "There is no RDMA device: links stay on TCP.";
+            let text = format!("{}: links stay on TCP.", sentence(&Finding::NoDevices));
             checks.push(Check::new("rdma.devices", State::Skipped, text));
         }
         Ok(devices) => {
@@ -130,51 +38,38 @@ pub fn checks(facts: &Facts, mac: bool) -> Vec<Check> {
 }
 
 fn device(device: &Device) -> Check {
-    let (name, on) = (&device.name, device.on());
-    let check = |state, text: String| Check::new(format!("rdma.device.{name}"), state, text);
-    let port = match &device.port {
-        Ok(port) => port,
-        Err(why) => {
-            return check(State::Fail, format!("{name}{on} is listed and cannot be used: {why}.")).fix(
-                "give this user the device (its group is often `rdma`), or unplug it and plug it in again",
-            );
-        }
-    };
-    if port.state != PortState::Active {
-        return check(State::Warn, format!("The port of {name}{on} is {}.", port.state))
-            .fix("plug the cable in at both ends, and set the interface up");
+    let id = format!("rdma.device.{}", device.name);
+    let on = device.interface.as_ref().map_or_else(String::new, |interface| format!(", on {interface}"));
+    if let Some(finding) = device.obstacle() {
+        let state = match finding {
+            Finding::Unusable { .. } | Finding::NoDomain { .. } => State::Fail,
+            _ => State::Warn,
+        };
+        return Check::found(id, state, format!("{}{on}.", sentence(&finding)), &finding);
     }
-    if let Some(why) = &device.no_domain {
-        return check(State::Fail, format!("{name}{on} is up and gives no protection domain: {why}."))
-            .fix("end programs that hold it; if none does, restart this machine");
-    }
-    if device.addresses.is_empty() {
-        let interface = device.interface.as_deref().unwrap_or("its interface");
-        return check(
-            State::Warn,
-            format!("{name}{on} has no IPv4 address, by which queue pairs find each other."),
-        )
-        .fix(format!("give {interface} an IPv4 address; one that it assigns itself is enough"));
-    }
-    let addresses: Vec<String> = device.addresses.iter().map(Ipv4Addr::to_string).collect();
+    let addresses: Vec<String> = device.addresses.iter().map(ToString::to_string).collect();
     let addresses = addresses.join(", ");
     if device.software {
-        let text = format!(
-            "{name}{on} ({addresses}) is made by software, no faster than TCP: links use it only with --rdma always."
-        );
-        return check(State::Ok, text);
+        let finding = Finding::Software { device: device.name.clone() };
+        return Check::new(id, State::Ok, format!("{} ({addresses}{on}).", sentence(&finding)));
     }
-    check(State::Ok, format!("{name}{on} is up: {addresses}, packets of {} bytes.", port.mtu.bytes()))
+    let packets = device.port.as_ref().map_or(0, |port| port.mtu.bytes());
+    let text = format!("{}{on} is up: {addresses}, packets of {packets} bytes.", device.name);
+    Check::new(id, State::Ok, text)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::Arc;
+
     use shoal_transport::rdma::software::{Fault, Limits, Software};
+    use shoal_transport::rdma::{Library, Port, PortState};
 
     use super::*;
 
     fn of(software: &Software) -> Vec<Check> {
-        checks(&Facts::of(Ok(Box::new(software.clone()))), false)
+        checks(&Seen::of(Ok(Arc::new(software.clone()) as Arc<dyn Library>), Device::try_out))
     }
 
     fn states(checks: &[Check]) -> Vec<(&str, State)> {
@@ -231,7 +126,8 @@ mod tests {
         let no_address = broken(&|device| device.addresses.clear());
         assert!(no_address.fix.unwrap().contains("en5"));
         assert!(broken(&|device| device.software = true).text.contains("--rdma always"));
-        let absent = checks(&Facts::default(), true);
-        assert!(absent[0].state == State::Skipped && absent[0].fix.as_ref().unwrap().contains("26.2"));
+        let absent = checks(&Seen::nothing(Finding::NoLibrary { why: "not found".to_owned() }));
+        assert!(absent[0].state == State::Skipped && absent[0].fix.is_some(), "{absent:?}");
+        assert!(absent[0].text.contains("(not found)"), "{absent:?}");
     }
 }

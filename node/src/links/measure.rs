@@ -49,6 +49,8 @@ pub struct Measured {
     pub p99_us: f64,
     /// What the burst carried in a second.
     pub bytes_per_s: Option<f64>,
+    /// Whether it went over a cable of queue pairs.
+    pub over_cable: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -135,7 +137,8 @@ fn run(channel: &mut Channel) -> Result<Option<Measured>, ChannelError> {
     let took = start.elapsed().as_secs_f64();
     let bytes_per_s = (took > 0.0).then(|| sent as f64 / took);
     let us = |duration: Duration| duration.as_secs_f64() * 1e6;
-    Ok(Some(Measured { p50_us: us(p50), p99_us: us(p99), bytes_per_s }))
+    let over_cable = channel.stats().over_cable;
+    Ok(Some(Measured { p50_us: us(p50), p99_us: us(p99), bytes_per_s, over_cable }))
 }
 
 /// The other end: echoes what is to be echoed, until it is closed or its time is over.

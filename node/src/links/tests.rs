@@ -107,7 +107,7 @@ async fn a_link_goes_down_after_two_failures_with_the_reason_and_comes_back() {
     assert_eq!(links.due(now), std::slice::from_ref(&ends));
     assert!(links.due(now).is_empty(), "one try at a time");
     let state = || {
-        let report = links.reports().remove(0);
+        let report = links.reports().0.remove(0);
         (report.state, report.reason)
     };
     assert_eq!(state(), (LinkState::Probing, None));
@@ -125,7 +125,7 @@ async fn a_link_goes_down_after_two_failures_with_the_reason_and_comes_back() {
     links.update(BTreeMap::new(), now + LOOK * 3);
     assert_eq!(state().0, LinkState::Down, "its interface is gone");
     links.update(BTreeMap::new(), now + SHOWN_FOR * 2);
-    assert!(links.reports().is_empty());
+    assert!(links.reports().0.is_empty());
 }
 
 #[tokio::test]

@@ -196,28 +196,6 @@ impl FromStr for NodeName {
     }
 }
 
-/// Whether tensors may travel by RDMA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RdmaMode {
-    /// Where it is there and faster than TCP.
-    Auto,
-    /// Never.
-    Never,
-}
-
-impl FromStr for RdmaMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(RdmaMode::Auto),
-            "never" => Ok(RdmaMode::Never),
-            "always" => Err("this version has no RDMA carrier yet, so `always` cannot be kept".to_owned()),
-            _ => Err(format!("`{text}` is not one of auto, always, never")),
-        }
-    }
-}
-
 /// Reads a value of `node.toml` through the parser of the flag of the same name, from a string, an integer or a
 /// boolean, so that both take the same spellings.
 pub(super) fn one<'de, D: Deserializer<'de>, T>(deserializer: D) -> Result<Option<T>, D::Error>

@@ -59,12 +59,14 @@ pub enum Topic {
     Measure = 7,
     /// Asks for a pass: to carry a data channel on to the next node.
     Pass = 8,
+    /// Proposes a cable of queue pairs for a link.
+    Cable = 9,
 }
 
 impl Topic {
     fn of(number: u8) -> Option<Self> {
         let own = [Self::Raft, Self::Channel, Self::Command, Self::Report, Self::Record, Self::Goodbye];
-        own.into_iter().chain([Self::Measure, Self::Pass]).find(|topic| *topic as u8 == number)
+        own.into_iter().chain([Self::Measure, Self::Pass, Self::Cable]).find(|topic| *topic as u8 == number)
     }
 }
 

@@ -12,6 +12,7 @@ use shoal_scheduler::{Epoch, InstanceId, NodeId};
 
 use super::interfaces::Kind;
 use crate::identity::{self, Identity};
+use crate::rdma::RdmaMode;
 use crate::wire::{Reader, WireError, Writer};
 
 /// The longest record, signature included.
@@ -36,6 +37,7 @@ const BODY: u16 = 2;
 const ENDED: u16 = 3;
 const LINKS: u16 = 4;
 const ROUTES: u16 = 5;
+const CABLES: u16 = 6;
 
 /// Why a record is refused.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -175,6 +177,74 @@ pub struct LinkReport {
     pub rtt_us: Option<(f64, f64)>,
     /// What it carries in a second, as that end measured.
     pub bytes_per_s: Option<f64>,
+}
+
+/// What carries tensors on a link that is up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CableState {
+    /// Connections.
+    #[default]
+    Tcp,
+    /// Connections still; a cable is being agreed on.
+    Upgrading,
+    /// A cable of queue pairs.
+    Rdma,
+    /// A cable that loses much.
+    Degraded,
+}
+
+/// How its queue pairs treat what is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum QueuePairKind {
+    /// The device sends it again.
+    Reliable,
+    /// The cable does.
+    Unreliable,
+}
+
+/// What one end says of a link's cable.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CableReport {
+    /// Which of [`RecordBody::links`].
+    pub link: u16,
+    /// What carries.
+    pub state: CableState,
+    /// Why, where that is not obvious.
+    pub reason: Option<String>,
+    /// The reason is about the other end.
+    pub theirs: bool,
+    /// Since when, in milliseconds since 1970; 0: since the link is up.
+    pub since_ms: u64,
+    /// The device at this end of the present or last cable.
+    pub device: Option<String>,
+    /// The kind of its queue pairs.
+    pub kind: Option<QueuePairKind>,
+    /// Round trips of 4 KB over connections when a cable was last agreed on, in microseconds, median and what 99 % stay under;
+    /// said by the end that proposed it.
+    pub tcp_us: Option<(f64, f64)>,
+    /// The same over queue pairs.
+    pub rdma_us: Option<(f64, f64)>,
+    /// Whether the round trip of [`LinkReport`] was measured over a cable.
+    pub measured_over: bool,
+    /// Messages that this end has sent over the link's cables.
+    pub sent: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Messages that it sent once more.
+    pub resent: u64,
+    /// How often the link went over to a cable.
+    pub upgrades: u64,
+    /// How often it went back.
+    pub falls: u64,
+}
+
+/// What a node makes of cables. A node whose record has no such section makes none.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Cabling {
+    /// Whether and how.
+    pub mode: RdmaMode,
+    /// Of its links; one that is not listed has nothing to do with RDMA.
+    pub links: Vec<CableReport>,
 }
 
 /// A channel of this node's that goes over others.
@@ -340,6 +410,9 @@ pub struct RecordBody {
     /// Channels that it opened and that go over others, at most [`MAX_ROUTES`]; in a section of its own.
     #[serde(skip)]
     pub routes: Vec<RouteReport>,
+    /// Its links' cables, at most [`MAX_LINKS`]; in a section of its own.
+    #[serde(skip)]
+    pub cabling: Option<Cabling>,
 }
 
 impl RecordBody {
@@ -429,6 +502,20 @@ impl RecordBody {
             }
             Ok(())
         })?;
+        let cables = self.cabling.as_ref().map_or(&[][..], |cabling| &cabling.links);
+        amount("cables", cables.len() as u64, MAX_LINKS as u64)?;
+        list("cables", cables, |cable| {
+            amount("cables", cable.link.into(), MAX_LINKS as u64)?;
+            text("cables", cable.reason.as_deref().unwrap_or_default())?;
+            text("cables", cable.device.as_deref().unwrap_or_default())?;
+            amount("cables", cable.since_ms, MAX_AMOUNT)?;
+            for us in cable.tcp_us.into_iter().chain(cable.rdma_us) {
+                rate("cables", Some(us.0)).and_then(|()| rate("cables", Some(us.1)))?;
+            }
+            [cable.sent, cable.sent_bytes, cable.resent, cable.upgrades, cable.falls]
+                .into_iter()
+                .try_for_each(|count| amount("cables", count, MAX_AMOUNT))
+        })?;
         amount("routes", self.routes.len() as u64, MAX_ROUTES as u64)?;
         list("routes", &self.routes, |route| {
             amount("routes", route.over.len() as u64, shoal_transport::MAX_RELAYS as u64)
@@ -515,7 +602,11 @@ impl Record {
     ) -> Result<Vec<u8>, RecordError> {
         let head = Head { node: identity.id().clone(), version };
         let writer = Writer::new().section(HEAD, &head)?.section(BODY, body)?.section(ENDED, &body.ended)?;
-        let payload = writer.section(LINKS, &body.links)?.section(ROUTES, &body.routes)?.finish();
+        let writer = writer.section(LINKS, &body.links)?.section(ROUTES, &body.routes)?;
+        let payload = match &body.cabling {
+            Some(cabling) => writer.section(CABLES, cabling)?.finish(),
+            None => writer.finish(),
+        };
         let signature = identity.sign(&signed(&payload));
         let bytes = Writer::new().raw(PAYLOAD, &payload)?.raw(SIGNATURE, &signature)?.finish();
         match bytes.len() > MAX_BYTES {
@@ -544,6 +635,7 @@ impl Record {
         body.ended = reader.optional(ENDED)?.unwrap_or_default();
         body.links = reader.optional(LINKS)?.unwrap_or_default();
         body.routes = reader.optional(ROUTES)?.unwrap_or_default();
+        body.cabling = reader.optional(CABLES)?;
         body.validate()?;
         Ok(Self { node, version, body })
     }
@@ -586,7 +678,10 @@ pub(super) mod tests {
         let identity = Identity::generate();
         let ended = Ended { node: identity.id().clone(), started_ms: 3 };
         let links = vec![link(1e9, "eth0")];
-        let body = RecordBody { name: "a".into(), ended: vec![ended], links, ..RecordBody::default() };
+        let cable = CableReport { reason: Some("no device".into()), ..CableReport::default() };
+        let cabling = Some(Cabling { mode: RdmaMode::Auto, links: vec![cable] });
+        let body =
+            RecordBody { name: "a".into(), ended: vec![ended], links, cabling, ..RecordBody::default() };
         let bytes = Record::seal(&identity, version(), &body).unwrap();
         let record = Record::open(&bytes).unwrap();
         assert_eq!((record.node, record.version, record.body), (identity.id().clone(), version(), body));
@@ -601,6 +696,7 @@ pub(super) mod tests {
     fn a_record_with_nan_or_absurd_numbers_is_refused_with_the_field() {
         let identity = Identity::generate();
         let base = RecordBody::default;
+        let cabling = |cable| Some(Cabling { mode: RdmaMode::Always, links: vec![cable] });
         let memory = |total_bytes, offered_bytes| Memory { total_bytes, offered_bytes, ..Memory::default() };
         let absurd = [
             ("memory_read_bytes_per_s", RecordBody { memory_read_bytes_per_s: Some(f64::NAN), ..base() }),
@@ -616,6 +712,23 @@ pub(super) mod tests {
             ("links", RecordBody { links: vec![link(1.0, "a\nb"); 1], ..base() }),
             ("links", RecordBody { links: vec![link(1.0, "eth0"); MAX_LINKS + 1], ..base() }),
             ("data", RecordBody { data: vec!["0.0.0.0:1".parse().unwrap()], ..base() }),
+            (
+                "cables",
+                RecordBody {
+                    cabling: cabling(CableReport { sent: u64::MAX, ..CableReport::default() }),
+                    ..base()
+                },
+            ),
+            (
+                "cables",
+                RecordBody {
+                    cabling: cabling(CableReport {
+                        rdma_us: Some((f64::NAN, 1.0)),
+                        ..CableReport::default()
+                    }),
+                    ..base()
+                },
+            ),
         ];
         for (expected, body) in absurd {
             assert!(Record::seal(&identity, version(), &body).is_err(), "we publish no such record either");

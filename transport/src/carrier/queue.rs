@@ -266,6 +266,10 @@ impl Carrier for QueueCarrier {
     fn protection(&self) -> Protection {
         Protection::Plain
     }
+
+    fn is_over_cable(&self) -> bool {
+        true
+    }
 }
 
 impl Drop for QueueCarrier {

@@ -11,18 +11,24 @@ use ring::rand::{self, SystemRandom};
 
 use super::{Endpoint, Hub};
 use crate::rdma::Kind;
-use crate::rdma::cable::{Cable, CableError, CableStats, Patience};
+use crate::rdma::cable::{Cable, CableError, CableStats, Patience, Piece};
 use crate::rdma::station::Station;
+use crate::rdma::upgrade::PING_CHANNEL;
 use crate::rdma::upgrade::{self, RoundTrips, Stays, Upgraded, Wanted};
-use crate::{Channel, Purpose, Wait};
+use crate::{Channel, ChannelError, Purpose, Role, Route, Wait};
 
 /// The reason that an anchor is closed with.
 pub const REASON_CABLE_ENDED: u16 = 0xfffb;
 
 /// How often the cable beside an anchor is looked at.
 const LOOK_AT_CABLE: Duration = Duration::from_millis(100);
-/// Longest message on an anchor once there is a cable; nothing is said.
-const MAX_ANCHOR_BYTES: usize = 64;
+/// Longest message on an anchor once there is a cable: why it is ended.
+const MAX_ANCHOR_BYTES: usize = 256;
+/// A cable on which nothing was sent for so long sends something that has to be acknowledged, so that one that broke in its sleep
+/// is found before it is used.
+const CHECK_AFTER: Duration = Duration::from_secs(2);
+/// How long it may take to find out where a channel may be dialled.
+const WAY_DEADLINE: Duration = Duration::from_millis(100);
 /// How often a free number is looked for.
 const DRAWS: usize = 64;
 
@@ -49,9 +55,34 @@ impl SharedCable {
     pub(crate) fn number(&self) -> u16 {
         self.number.get()
     }
+
+    /// Sends what the other side has to acknowledge and then drops; what comes of it the polls find.
+    fn ask(&self, now: Instant) {
+        let piece = Piece { header: [0; 32], total: 0, offset: 0, bytes: &[] };
+        // Without room something is under way, which is as good.
+        let _ = self.lock().send(PING_CHANNEL, piece, now);
+    }
+}
+
+/// Why a cable is no more.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Ended {
+    /// It broke at this end.
+    #[error(transparent)]
+    Broke(#[from] CableError),
+    /// This side ended it.
+    #[error("{0}")]
+    Here(String),
+    /// The other side ended it, for this reason.
+    #[error("the other side: {0}")]
+    There(String),
+    /// The connection beside it is gone, and with it most likely the other side.
+    #[error("the connection beside it: {0}")]
+    Anchor(ChannelError),
 }
 
 /// A cable that an endpoint uses. It goes on being used after this is dropped.
+#[derive(Clone)]
 pub struct CableHandle {
     hub: Weak<Hub>,
     made_of: Option<(Kind, Option<RoundTrips>)>,
@@ -73,20 +104,38 @@ impl CableHandle {
         self.made_of
     }
 
-    /// Watches over it with the anchor by which it was agreed, until it breaks here, or there, or the other side is gone. Then both
-    /// are ended. Why, is the answer.
-    pub fn watch(self, mut anchor: Channel) -> CableError {
+    /// Watches over it with the anchor by which it was agreed, until it breaks here, or there, the other side is gone, or `look`,
+    /// which is asked every 100 ms, says why it is to be ended. Then both ends are ended, and both sides know why.
+    pub fn watch(self, mut anchor: Channel, mut look: impl FnMut() -> Option<String>) -> Ended {
         let mut message = Vec::new();
+        let (mut seen, mut since) = (self.stats(), Instant::now());
         let why = loop {
             if let Err(error) = self.state() {
-                break error;
+                break Ended::Broke(error);
             }
-            if anchor.recv(&mut message, MAX_ANCHOR_BYTES, Wait::up_to(LOOK_AT_CABLE)).is_err() {
-                break CableError::Torn;
+            if let Some(why) = look() {
+                break Ended::Here(why);
+            }
+            match anchor.recv(&mut message, MAX_ANCHOR_BYTES, Wait::up_to(LOOK_AT_CABLE)) {
+                Ok(true) => break Ended::There(String::from_utf8_lossy(&message).into_owned()),
+                Ok(false) => {}
+                Err(error) => break Ended::Anchor(error),
+            }
+            let (stats, now) = (self.stats(), Instant::now());
+            if (stats.sent, stats.received) != (seen.sent, seen.received) {
+                (seen, since) = (stats, now);
+            } else if now.saturating_duration_since(since) >= CHECK_AFTER {
+                since = now;
+                self.shared.ask(now);
             }
         };
+        self.take_down();
+        if matches!(why, Ended::Broke(_) | Ended::Here(_)) {
+            let text: String = why.to_string().chars().take(MAX_ANCHOR_BYTES / 4).collect();
+            // Without it the other side knows that it is over, and not why.
+            let _ = anchor.send(text.as_bytes(), Wait::up_to(LOOK_AT_CABLE));
+        }
         anchor.close(REASON_CABLE_ENDED);
-        self.end();
         why
     }
 
@@ -102,6 +151,10 @@ impl CableHandle {
 
     /// Ends it. Its channels go back to connections of their own.
     pub fn end(self) {
+        self.take_down();
+    }
+
+    fn take_down(&self) {
         self.shared.lock().tear_down(CableError::Torn);
         if let Some(hub) = self.hub.upgrade() {
             hub.forget_cable(&self.shared);
@@ -235,12 +288,22 @@ impl Hub {
         Some(CableHandle { hub: Arc::downgrade(self), made_of: None, shared })
     }
 
-    /// Has the channels that this side dialled to the other end of a cable dial again, and so come to it.
+    /// Has the channels that this side dialled, that go by connections and could go over this cable, dial again and so come to it.
     fn take_up(self: &Arc<Self>, cable: &SharedCable) {
         let channels: Vec<_> = self.registry().channels.values().cloned().collect();
-        for channel in channels.iter().filter(|channel| channel.opening.purpose != Purpose::Anchor) {
+        let dialled = channels.iter().filter(|channel| channel.role == Role::Dialer);
+        for channel in dialled.filter(|channel| channel.opening.purpose != Purpose::Anchor) {
+            // It may have come by another address of the same node.
+            let prepared = channel
+                .ways
+                .as_ref()
+                .map(|ways| ways.prepare(&Route::direct(), Instant::now() + WAY_DEADLINE));
+            let Some(Ok(passage)) = prepared else { continue };
+            if !passage.addresses.iter().any(|address| address.ip().to_canonical() == cable.peer) {
+                continue;
+            }
             let mut state = channel.lock();
-            if state.is_connected_to(cable.peer) {
+            if state.is_connected_straight() && !state.stats().over_cable {
                 state.drop_carrier("it moves to a cable".to_owned(), Instant::now());
                 self.dial_if_needed(channel, &mut state);
             }

@@ -144,7 +144,12 @@ fn go(hub: &Arc<Hub>, channel: &Arc<Shared>, route: &Route, until: Option<Instan
             return Gone::On;
         }
     };
-    for address in &passage.addresses {
+    // Whoever has a cable comes first, else in order.
+    let mut addresses: Vec<&SocketAddr> = passage.addresses.iter().collect();
+    if route.is_direct() && channel.opening.purpose != Purpose::Anchor {
+        addresses.sort_by_key(|address| hub.cable_to(address.ip()).is_none());
+    }
+    for address in addresses {
         if until.is_some_and(|until| until <= Instant::now()) {
             break;
         }
@@ -238,7 +243,6 @@ fn attempt(
         return Err(Failed::Attempt("it answered with another protection than asked for".to_owned()));
     }
     tcp::prepare(&stream)?;
-    let peer = address.ip();
     let mut state = channel.lock();
     let carrier: Box<dyn Carrier> = match queues {
         Some(queues) => Box::new(queues.agreed(stream, state.lacking())),
@@ -248,7 +252,7 @@ fn attempt(
     if !state.wants_connection() {
         return Ok(Done::NotWanted);
     }
-    state.set_route(route.clone(), peer);
+    state.set_route(route.clone());
     state.install(carrier, incarnation, lacking, Instant::now());
     Ok(Done::Connected)
 }

@@ -139,6 +139,10 @@ pub struct CableStats {
     pub sent: u64,
     /// Numbered messages that came in their turn.
     pub received: u64,
+    /// Bytes of frames in what was sent, headers not counted.
+    pub sent_bytes: u64,
+    /// Likewise in what was received.
+    pub received_bytes: u64,
     /// Messages sent once more.
     pub resent: u64,
     /// Messages dropped because they had come before.
@@ -339,6 +343,7 @@ impl Cable {
         let sent = self.classes[index].send(slot);
         self.told();
         self.stats.sent += 1;
+        self.stats.sent_bytes += piece.bytes.len() as u64;
         self.keep(sent).map(|()| true)
     }
 
@@ -491,6 +496,7 @@ impl Cable {
             return Err(CableError::Head("a piece outside its frame"));
         };
         arrival.len = len;
+        self.stats.received_bytes += len as u64;
         if let Err(arrival) = self.inboxes.file(arrival, own) {
             self.stats.strangers += 1;
             self.release(arrival);

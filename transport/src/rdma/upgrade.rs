@@ -39,8 +39,8 @@ const WARM_UP: usize = 4;
 const PINGS_FOR: Duration = Duration::from_secs(1);
 /// A hidden state, as it goes between stages.
 const PING_BYTES: usize = 4000;
-/// The channel of pings: none of a user's, since nothing else is on the cable yet.
-const PING_CHANNEL: u16 = 0;
+/// The channel of pings; no channel has this number.
+pub(crate) const PING_CHANNEL: u16 = 0;
 /// Longest message of this conversation.
 const MAX_MESSAGE: usize = PING_BYTES + 64;
 

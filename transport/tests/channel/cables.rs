@@ -11,7 +11,9 @@ use shoal_transport::rdma::cable::{Cable, CableError, Patience};
 use shoal_transport::rdma::software::{Fault, Held, Limits, Software};
 use shoal_transport::rdma::station::{MAX_CABLES, Station};
 use shoal_transport::rdma::upgrade::{Stays, Wanted};
-use shoal_transport::{CableHandle, Channel, ChannelError, Endpoint, Opening, Options, Protection, Purpose};
+use shoal_transport::{
+    CableHandle, Channel, ChannelError, Ended, Endpoint, Opening, Options, Protection, Purpose,
+};
 
 use crate::pair::{Pair, between, bytes, cap, eventually, exchange_both, opening, pair, pair_with, receive};
 
@@ -217,17 +219,76 @@ fn neighbours_agree_on_the_best_cable_that_both_can_and_watch_over_it() {
         assert!(ours.stats().sent > pings + 8);
         // It breaks at one end alone; the anchor tells the other.
         std::thread::scope(|scope| {
-            let watching = scope.spawn(|| ours.watch(near_anchor));
-            let watched = scope.spawn(|| theirs.watch(far_anchor));
+            let watching = scope.spawn(|| ours.watch(near_anchor, || None));
+            let watched = scope.spawn(|| theirs.watch(far_anchor, || None));
             devices.software.fail("near", Fault::ErrorAfter(0));
             exchange_both(&mut pair, &messages(3, &SIZES), &messages(4, &SIZES));
-            assert!(matches!(watching.join().unwrap(), CableError::Failed { .. }));
-            watched.join().unwrap();
+            assert!(matches!(watching.join().unwrap(), Ended::Broke(CableError::Failed { .. })));
+            let told = watched.join().unwrap();
+            assert!(matches!(&told, Ended::There(why) if why.contains("failed")), "{told}");
         });
         eventually("all is given back", || {
             devices.near.free_cables() == MAX_CABLES && devices.far.free_cables() == MAX_CABLES
         });
     }
+}
+
+#[test]
+fn a_cable_that_broke_in_its_sleep_is_found_before_it_is_used() {
+    let devices = Devices::new(Limits::APPLE);
+    let pair = pair(4096);
+    let (ours, theirs, near_anchor, far_anchor) = upgrade(&devices, &pair.near, &pair.far, Wanted::Always);
+    let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+    devices.software.fail("near", Fault::PortDown);
+    std::thread::scope(|scope| {
+        let ends = [(ours, near_anchor), (theirs, far_anchor)];
+        let watching = ends.map(|(end, anchor)| scope.spawn(move || end.watch(anchor, || None)));
+        let found = watching.map(|one| one.join().unwrap());
+        let silent = |why: &Ended| matches!(why, Ended::Broke(CableError::Silent(_) | CableError::Stuck(_)));
+        assert!(found.iter().any(silent), "{found:?}");
+    });
+}
+
+#[test]
+fn a_cable_is_ended_on_demand_and_the_other_side_is_told_why() {
+    let devices = Devices::new(Limits::APPLE);
+    let pair = pair(4096);
+    let (ours, theirs, near_anchor, far_anchor) = upgrade(&devices, &pair.near, &pair.far, Wanted::Always);
+    let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+    std::thread::scope(|scope| {
+        let told = scope.spawn(|| theirs.watch(far_anchor, || None));
+        let why = || Some("the device is gone".to_owned());
+        assert_eq!(ours.watch(near_anchor, why).to_string(), "the device is gone");
+        assert_eq!(told.join().unwrap(), Ended::There("the device is gone".to_owned()));
+    });
+}
+
+#[test]
+fn of_several_addresses_the_one_with_a_cable_is_taken() {
+    let devices = Devices::new(Limits::LINUX);
+    let near = Endpoint::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let far = Endpoint::bind("0.0.0.0:0".parse().unwrap()).unwrap();
+    let port = far.local_addr().port();
+    let channel = |number: u8| {
+        let opening = Opening { channel: [number; 16], ..opening(4096) };
+        let offer = near.offer(opening).unwrap();
+        let (answer, theirs) = far.accept(opening, offer.public()).unwrap();
+        let addresses = [[127, 0, 0, 1], [127, 0, 0, 2]].map(|ip| (ip, port).into());
+        let mut ours = offer.dial(answer, addresses.to_vec()).unwrap();
+        assert!(ours.wait_live(cap()).unwrap());
+        (ours, theirs)
+    };
+    let (before, _theirs) = channel(1);
+    assert!(!before.stats().over_cable);
+    let (ours, theirs) = devices.cables(Kind::Rc, 7).unwrap();
+    let number = NonZeroU16::new(7).unwrap();
+    let theirs = far.add_cable(theirs, number, HERE).unwrap();
+    let ours = near.add_cable(ours, number, [127, 0, 0, 2].into()).unwrap();
+    ours.take_up();
+    eventually("what there is moves", || before.stats().live && before.stats().over_cable);
+    let (after, _others) = channel(2);
+    assert!(after.stats().over_cable, "what comes goes there at once");
+    theirs.end();
 }
 
 #[test]

@@ -141,7 +141,7 @@ fn a_channel_goes_on_when_its_cable_ends_and_takes_the_next(bed: &Bed) {
         let mut received = Vec::new();
         assert!(theirs.recv(&mut received, 1 << 20, cap()).unwrap());
         assert!(received == message(2, 50_000));
-        far.watch(far_anchor);
+        far.watch(far_anchor, || None);
         round_trips(&mut ours, &mut theirs, 3);
         let free = || hosts.stations.iter().all(|station| station.free_cables() == 3);
         eventually("all is given back", free);

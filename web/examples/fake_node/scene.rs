@@ -78,7 +78,9 @@ fn many(swarm: &mut Swarm) {
         since: None,
         rtt_us: Some(Percentiles { p50: 140.0, p99: Some(300.0) }),
         bytes_per_s: None,
+        measured_over: None,
         encrypted: Some(true),
+        rdma: None,
     };
     swarm.links = swarm.nodes.iter().skip(1).map(link).collect();
     let stage = |(index, node): (u32, &Node)| Stage {

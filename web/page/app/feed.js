@@ -3,7 +3,7 @@
 
 const KEYED = {
   nodes: ["id"],
-  links: ["a", "b", "kind"],
+  links: ["a", "b", "kind", "a_address", "b_address"],
   instances: ["id"],
   downloads: ["node", "model"],
   refused: ["id"],

@@ -27,12 +27,63 @@ pub struct Link {
     pub reason: Option<String>,
     /// Since when it is in this state.
     pub since: Option<Timestamp>,
-    /// Round-trip time.
+    /// Round-trip time of a small message.
     pub rtt_us: Option<Percentiles>,
     /// Measured bandwidth.
     pub bytes_per_s: Option<u64>,
+    /// What round trip and bandwidth were measured over; null while they are not.
+    #[serde(default)]
+    pub measured_over: Option<Carrier>,
     /// Whether what it carries is encrypted.
     pub encrypted: Option<bool>,
+    /// Its cables of RDMA queue pairs; null where none was ever tried.
+    #[serde(default)]
+    pub rdma: Option<Cable>,
+}
+
+/// What moves bytes on a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Carrier {
+    /// Connections.
+    Tcp,
+    /// Queue pairs.
+    Rdma,
+}
+
+/// The present or last cable of a link, and what all of them have done.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cable {
+    /// The RDMA device of `a`.
+    pub a_device: Option<String>,
+    /// The device of `b`.
+    pub b_device: Option<String>,
+    /// `rc` (reliable) or `uc` queue pairs.
+    pub queue_pairs: Option<QueuePairs>,
+    /// Round-trip time of 4 KB over queue pairs, when a cable was last agreed on.
+    pub rtt_us: Option<Percentiles>,
+    /// The same over TCP, at that time.
+    pub tcp_rtt_us: Option<Percentiles>,
+    /// Messages over queue pairs, of both ends.
+    pub messages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Messages that were sent again because they were lost.
+    pub resent: u64,
+    /// How often the link went from TCP to RDMA.
+    pub upgrades: u64,
+    /// How often it went back.
+    pub falls: u64,
+}
+
+/// Kinds of queue pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QueuePairs {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
 }
 
 /// What a link or an interface is.

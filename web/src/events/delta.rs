@@ -11,7 +11,7 @@ use crate::api::{Document, Schema};
 /// The lists of the document whose elements are told apart by a key, and the fields that make it.
 const KEYED: &[(&str, &[&str])] = &[
     ("nodes", &["id"]),
-    ("links", &["a", "b", "kind"]),
+    ("links", &["a", "b", "kind", "a_address", "b_address"]),
     ("instances", &["id"]),
     ("downloads", &["node", "model"]),
     ("refused", &["id"]),
@@ -29,7 +29,7 @@ pub struct Delta {
     pub seq: u64,
     /// Fields of the document that have a new value: `time`, and what else changed.
     pub set: Map<String, Value>,
-    /// Changes of the lists `nodes` and `instances` (key `id`), `links` (`a b kind`), `downloads` (`node model`) and
+    /// Changes of the lists `nodes` and `instances` (key `id`), `links` (`a b kind a_address b_address`), `downloads` (`node model`) and
     /// `refused` (`id`); lists without changes are left out.
     pub lists: BTreeMap<String, KeyedDelta>,
 }
