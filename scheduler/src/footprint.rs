@@ -1,11 +1,13 @@
 //! What a model takes in memory, as numbers: placement never opens a model file.
 
+mod experts;
 mod ranks;
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+pub use experts::Experts;
 pub use ranks::{Divisible, LayerPieces};
 
 /// Bytes that the parts of one model take on the rank that loads them. All figures are what is really allocated there,

@@ -17,7 +17,7 @@ pub use consensus::{Consensus, View};
 pub use desired::{
     Cut, CutError, DEFAULT_SLOTS, Desired, KvType, KvTypeError, Parallel, ParallelError, PlanRequest,
 };
-pub use footprint::{Divisible, Footprint, LayerPieces};
+pub use footprint::{Divisible, Experts, Footprint, LayerPieces};
 pub use ids::{Epoch, GroupId, IdError, InstanceId, NodeId, Stamp, Token, check_model_name};
 pub use placement::cost::{LinkCosts, NoLinks, Predictor, SUMS_PER_LAYER, Wire};
 pub use placement::report::{Change, Nearest, NoPlacement, NoPlacementCode, NodeFit, NodeFitCode};

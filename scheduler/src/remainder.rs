@@ -1,7 +1,7 @@
 //! Sharing out whole things in proportion.
 
 /// `units` shared out in proportion to `room` by the method of the largest remainder (Hamilton's), ties to the earlier
-/// one; then one to each that got none, from those that have most. Equal shares where nobody has room.
+/// one; then one to each that got none, from those that have most, as far as they go. Equal shares where nobody has room.
 pub(crate) fn largest_remainder(units: usize, room: &[i128]) -> Vec<usize> {
     // 64 bits hold any room there really is; the product below then fits 128.
     let mut weights: Vec<u128> =
@@ -27,7 +27,7 @@ pub(crate) fn largest_remainder(units: usize, room: &[i128]) -> Vec<usize> {
     while let Some(empty) = counts.iter().position(|count| *count == 0) {
         let most =
             counts.iter().enumerate().max_by_key(|(index, count)| (**count, std::cmp::Reverse(*index)));
-        let Some(most) = most.map(|(index, _)| index) else { break };
+        let Some(most) = most.filter(|(_, count)| **count > 1).map(|(index, _)| index) else { break };
         for (index, change) in [(empty, 1), (most, -1)] {
             if let Some(count) = counts.get_mut(index) {
                 *count = count.saturating_add_signed(change);
@@ -48,5 +48,7 @@ mod tests {
         assert_eq!(largest_remainder(7, &[10, 20, 40]), [1, 2, 4]);
         assert_eq!(largest_remainder(4, &[100, 0, -5]), [2, 1, 1]);
         assert_eq!(largest_remainder(3, &[0, 0, 0]), [1, 1, 1]);
+        assert_eq!(largest_remainder(2, &[1, 1, 1]), [1, 1, 0]);
+        assert_eq!(largest_remainder(0, &[1, 1]), [0, 0]);
     }
 }

@@ -62,5 +62,7 @@ fn divisible(model: &shoal_model::footprint::Divisible, channel_bytes: u64) -> D
         head_block_bytes: model.head_block_bytes,
         // The plans that the head sends to each, and the sums.
         peer_bytes: 2 * channel_bytes,
+        // Their families are not loaded yet.
+        experts: None,
     }
 }

@@ -46,6 +46,8 @@ A file of machines is TOML, or JSON if its name ends in .json; GB are 10^9 bytes
   total_gb = 250
   active_gb = 22.9                   # what a token reads
   whole_gb = 0                       # of that, what each rank reads whole
+  experts = 128                      # of a mixture whose experts ranks hold whole, with:
+  experts_per_token = 8
 
 Exit code 0 if it fits, 4 if not: then each node's line says what it lacks.";
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use shoal_scheduler::{Divisible, Footprint, LayerPieces};
+use shoal_scheduler::{Divisible, Experts, Footprint, LayerPieces};
 
 use crate::adapt::link_costs::Edge;
 
@@ -13,6 +13,9 @@ const MAX_FILE_BYTES: u64 = 256 << 10;
 /// The most machines: as many as one placement joins for speed.
 pub const MAX_MACHINES: usize = 32;
 /// The most layers of a described model.
+/// Most experts of a layer, and of those that a token goes through.
+const MAX_EXPERTS: u32 = 4096;
+const MAX_ACTIVE: u32 = 64;
 const MAX_LAYERS: u32 = 4096;
 /// The largest figure of any kind: above it nothing is a machine.
 const MAX_FIGURE: f64 = 1e9;
@@ -171,6 +174,12 @@ pub struct Described {
     /// Of these, those that each rank reads whole, in GB.
     #[serde(default)]
     pub whole_gb: f64,
+    /// Of a mixture, the experts in each layer, where ranks are to hold them whole; without it, they share each expert's width.
+    #[serde(default)]
+    pub experts: Option<u32>,
+    /// Of these, those that a token goes through.
+    #[serde(default)]
+    pub experts_per_token: Option<u32>,
     /// Query heads.
     pub heads: u32,
     /// Key and value heads; 1 where all ranks keep all of it.
@@ -273,6 +282,16 @@ impl MachinesFile {
             if model.active_gb > model.total_gb || model.whole_gb > model.active_gb {
                 return Err("whole_gb must be part of active_gb, and that of total_gb".into());
             }
+            let sound = match (model.experts, model.experts_per_token) {
+                (None, None) => true,
+                (Some(experts @ 2..=MAX_EXPERTS), Some(active @ 1..=MAX_ACTIVE)) => active < experts,
+                _ => false,
+            };
+            if !sound {
+                return Err(format!(
+                    "experts and experts_per_token come together: 2 to {MAX_EXPERTS} experts, of which a token goes through fewer, at most {MAX_ACTIVE}"
+                ));
+            }
             let counts = [
                 ("layers", model.layers, MAX_LAYERS),
                 ("hidden", model.hidden, MAX_HIDDEN),
@@ -331,7 +350,14 @@ impl Described {
     /// part of them.
     pub fn footprint(&self) -> Footprint {
         let layer = |gb: f64| bytes(gb / f64::from(self.layers.max(1)));
-        let shared = layer(self.total_gb - self.whole_gb);
+        let experts = self.experts.zip(self.experts_per_token).map(|(count, active)| Experts {
+            count,
+            active,
+            // What a token does not read are the experts that it does not go through.
+            bytes: layer(self.total_gb - self.active_gb) / u64::from(count.saturating_sub(active).max(1)),
+        });
+        let held = experts.map_or(0, |experts| experts.bytes.saturating_mul(experts.count.into()));
+        let shared = layer(self.total_gb - self.whole_gb).saturating_sub(held);
         let pieces = LayerPieces { head_bytes: 0, kv_head_bytes: 0, piece_bytes: shared / u64::from(PIECES) };
         let layers = self.layers as usize;
         Footprint {
@@ -346,6 +372,7 @@ impl Described {
                 pieces: PIECES,
                 blocks: PIECES,
                 layers: vec![pieces; layers],
+                experts,
                 ..Divisible::default()
             }),
             ..Footprint::default()

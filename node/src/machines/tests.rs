@@ -118,6 +118,8 @@ fn described(row: &Row) -> Described {
         total_gb: row.total_gb,
         active_gb,
         whole_gb,
+        experts: None,
+        experts_per_token: None,
         heads: row.heads,
         kv_heads: row.kv_heads,
         kv_bytes_per_token_layer: row.kv_bytes,
@@ -152,6 +154,24 @@ fn predicted(row: &Row, layer_us: f64, latency_us: f64, ranks: u16) -> f64 {
         Machines::alike(&ultra(layer_us), ranks.into(), WiringKind::Mesh, link(latency_us).edge()).unwrap();
     let plan = machines.plan(&question(row, Parallel::Tensor { stages: 1, ranks }));
     1.0 / plan.predicted_s.unwrap()
+}
+
+/// A mixture whose experts are held whole: a rank waits for the one that holds most of a token's, so it is slower than where each is
+/// cut by its width, and takes as much memory.
+#[test]
+fn experts_that_are_held_whole_wait_for_the_busiest_rank() {
+    let row = &rows()[0];
+    let whole = Described { experts: Some(128), experts_per_token: Some(8), ..described(row) };
+    let machines = Machines::alike(&ultra(LAYER_US), 4, WiringKind::Mesh, link(RDMA_US[1]).edge()).unwrap();
+    let plan = |model: &Described| {
+        let parallel = Parallel::Tensor { stages: 1, ranks: 4 };
+        machines.plan(&Question { footprint: model.footprint(), ..question(row, parallel) })
+    };
+    let (by_width, by_expert) = (plan(&described(row)), plan(&whole));
+    let seconds = |preview: &shoal_scheduler::Preview| preview.predicted_s.unwrap();
+    let slower = seconds(&by_expert) / seconds(&by_width);
+    println!("by expert {slower:.2} times as long as by width");
+    assert!(slower > 1.02 && slower < 2.0, "{slower}");
 }
 
 /// One constant is taken from the published rows: what a layer costs beside reading it, from the first model's row of one

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Footprint;
+use super::{Experts, Footprint};
 use crate::remainder::largest_remainder;
 
 /// What the ranks of a stage share out: whole query heads, pieces of the MLP, blocks of the vocabulary. All bytes of a layer
@@ -25,6 +25,9 @@ pub struct Divisible {
     pub head_block_bytes: u64,
     /// Buffers for each other rank, in bytes.
     pub peer_bytes: u64,
+    /// A mixture's, in each layer; ranks hold them whole.
+    #[serde(default)]
+    pub experts: Option<Experts>,
 }
 
 /// Bytes of what can be shared out of a layer.
@@ -48,13 +51,18 @@ struct Counts {
     kv_heads: u64,
     pieces: u64,
     blocks: u64,
+    experts: u64,
+    /// Of a row's experts, those that it reads.
+    experts_read: f64,
 }
 
 impl Footprint {
     /// The most ranks that can share a stage; 1 for a model of which nothing is known that could be shared out.
     pub fn most_ranks(&self) -> u16 {
-        let pieces =
-            self.divisible.as_ref().map_or(1, |all| all.heads.min(all.pieces).min(all.blocks).max(1));
+        let pieces = self.divisible.as_ref().map_or(1, |all| {
+            let experts = all.experts.map_or(u32::MAX, |experts| experts.count);
+            all.heads.min(all.pieces).min(all.blocks).min(experts).max(1)
+        });
         u16::try_from(pieces).map_or(MAX_RANKS, |pieces| pieces.min(MAX_RANKS))
     }
 
@@ -81,6 +89,8 @@ impl Footprint {
             kv_heads: most.kv_heads.max(rank.kv_heads),
             pieces: most.pieces.max(rank.pieces),
             blocks: most.blocks.max(rank.blocks),
+            experts: most.experts.max(rank.experts),
+            experts_read: most.experts_read.max(rank.experts_read),
         };
         let counts = self.counts(shares)?.into_iter().reduce(most)?;
         Some(self.with(all, counts, shares.len() as u64 - 1))
@@ -96,8 +106,12 @@ impl Footprint {
         let shared_out = |units: u32| largest_remainder(units as usize, &weights);
         let group = (all.heads / all.kv_heads.max(1)).max(1) as usize;
         let (heads, pieces, blocks) = (shared_out(all.heads), shared_out(all.pieces), shared_out(all.blocks));
+        let mixture = all.experts.unwrap_or_default();
+        let experts: Vec<u64> = shared_out(mixture.count).into_iter().map(|experts| experts as u64).collect();
+        let experts = experts.iter().copied().zip(mixture.read_by(&experts));
         let mut start = 0;
-        let counts = heads.iter().zip(pieces).zip(blocks).map(|((&heads, pieces), blocks)| {
+        let all = heads.iter().zip(pieces).zip(blocks).zip(experts);
+        let counts = all.map(|(((&heads, pieces), blocks), (experts, experts_read))| {
             let first = start;
             start += heads;
             Counts {
@@ -105,6 +119,8 @@ impl Footprint {
                 kv_heads: (start.div_ceil(group) - first / group) as u64,
                 pieces: pieces as u64,
                 blocks: blocks as u64,
+                experts,
+                experts_read,
             }
         });
         Some(counts.collect())
@@ -117,7 +133,9 @@ impl Footprint {
         let layer = |(&bytes, pieces): (&u64, &LayerPieces)| {
             let bytes = without(bytes, all.heads, counts.heads, pieces.head_bytes);
             let bytes = without(bytes, all.kv_heads, counts.kv_heads, pieces.kv_head_bytes);
-            without(bytes, all.pieces, counts.pieces, pieces.piece_bytes)
+            let bytes = without(bytes, all.pieces, counts.pieces, pieces.piece_bytes);
+            let experts = all.experts.unwrap_or_default();
+            without(bytes, experts.count, counts.experts, experts.bytes)
         };
         let kv_head = self.kv_bytes_per_token_layer / u64::from(all.kv_heads.max(1));
         Footprint {
@@ -131,12 +149,27 @@ impl Footprint {
             head_bytes: without(self.head_bytes, all.blocks, counts.blocks, all.head_block_bytes),
             kv_bytes_per_token_layer: kv_head.saturating_mul(counts.kv_heads),
             scratch_base_bytes: self.scratch_base_bytes.saturating_add(peers.saturating_mul(all.peer_bytes)),
-            idle_layer_bytes: (u128::from(self.idle_layer_bytes) * u128::from(counts.pieces))
+            idle_layer_bytes: self.idle(all, counts),
+            divisible: None,
+            ..self.clone()
+        }
+    }
+}
+
+impl Footprint {
+    /// Bytes of a layer that the rank does not read for a row.
+    fn idle(&self, all: &Divisible, counts: Counts) -> u64 {
+        match all.experts {
+            Some(experts) => {
+                let idle = (counts.experts as f64 - counts.experts_read).max(0.0) * experts.bytes as f64;
+                // No more than `experts * bytes`, which is.
+                idle.round() as u64
+            }
+            // Experts that are cut by their width, like an MLP.
+            None => (u128::from(self.idle_layer_bytes) * u128::from(counts.pieces))
                 .checked_div(all.pieces.into())
                 .and_then(|bytes| u64::try_from(bytes).ok())
                 .unwrap_or_default(),
-            divisible: None,
-            ..self.clone()
         }
     }
 }
@@ -164,6 +197,7 @@ mod tests {
                 embedding_block_bytes: 10,
                 head_block_bytes: 10,
                 peer_bytes: 7,
+                experts: None,
             }),
             ..Footprint::default()
         }
@@ -186,6 +220,25 @@ mod tests {
         let third = model().shared(&[1, 1, 1]).unwrap();
         assert_eq!(third.layer_bytes, [30 + 6 + 32 + 5; 4]);
         assert_eq!(model().shared(&[1]).unwrap(), model());
+    }
+
+    #[test]
+    fn experts_are_held_whole_and_the_busiest_rank_is_waited_for() {
+        let experts = Experts { count: 4, active: 2, bytes: 24 };
+        let all = Divisible {
+            experts: Some(experts),
+            layers: vec![LayerPieces { piece_bytes: 0, ..model().divisible.unwrap().layers[0] }; 4],
+            ..model().divisible.unwrap()
+        };
+        // The MLP's bytes are those of four experts now; of a row two are idle.
+        let mixture = Footprint { divisible: Some(all), idle_layer_bytes: 48, ..model() };
+        let each = mixture.of_ranks(&[1, 1]).unwrap();
+        assert_eq!(each[0].layer_bytes, [50 + 12 + 48 + 5; 4]);
+        // Of two held, 4/3 are read on the rank that is busiest.
+        assert_eq!(each[0].idle_layer_bytes, 16);
+        let alone = mixture.of_ranks(&[1, 1, 1, 1]).unwrap();
+        assert_eq!((alone[0].layer_bytes[0], alone[0].idle_layer_bytes), (30 + 6 + 24 + 5, 0));
+        assert_eq!(mixture.most_ranks(), 4);
     }
 
     #[test]

@@ -407,6 +407,7 @@ fn divisible() -> Footprint {
         embedding_block_bytes: 10,
         head_block_bytes: 10,
         peer_bytes: 0,
+        experts: None,
     };
     Footprint {
         layer_bytes: vec![900 + 180 + 960 + 8; 4],
