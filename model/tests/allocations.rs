@@ -1,41 +1,14 @@
 //! The token path allocates nothing: a counting allocator looks on.
 #![expect(clippy::unwrap_used, reason = "a test; clippy sees that only in test functions themselves")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use shoal_model::gguf::TensorType;
 use shoal_model::synthetic::{Family, SyntheticModel};
 use shoal_model::{KvType, ModelFile, Op, Rank, Request, Sampling, Shard, ShardSpec, Step, Want};
 
-/// Allocations of all threads.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
-
-struct Counting;
-
-// SAFETY: everything is done by the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(place, layout) }
-    }
-
-    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(place, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+#[path = "../../tests/common/counting.rs"]
+mod counting;
 
 const SLOTS: u16 = 3;
 const PROMPT: u32 = 20;
@@ -80,7 +53,7 @@ fn allocations(model: &SyntheticModel, kv_type: KvType, threads: usize) -> Vec<u
     let mut counts = Vec::with_capacity(STRETCHES as usize + 1);
     for index in 0..WARM + COUNTED {
         if index >= WARM && (index - WARM).is_multiple_of(STRETCH) {
-            counts.push(COUNT.load(Ordering::Relaxed));
+            counts.push(counting::allocations());
         }
         for sampled in shard.execute(&step, &[], &mut output).unwrap() {
             tokens[usize::from(sampled.slot)] = sampled.outcome.as_ref().unwrap().id;
@@ -96,7 +69,7 @@ fn allocations(model: &SyntheticModel, kv_type: KvType, threads: usize) -> Vec<u
             tokens[0] = token;
         }
     }
-    counts.push(COUNT.load(Ordering::Relaxed));
+    counts.push(counting::allocations());
     counts.windows(2).map(|pair| pair[1] - pair[0]).collect()
 }
 

@@ -372,7 +372,7 @@ impl Described {
                 pieces: PIECES,
                 blocks: PIECES,
                 layers: vec![pieces; layers],
-                experts,
+                experts: experts.map(Box::new),
                 ..Divisible::default()
             }),
             ..Footprint::default()

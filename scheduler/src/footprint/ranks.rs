@@ -27,7 +27,7 @@ pub struct Divisible {
     pub peer_bytes: u64,
     /// A mixture's, in each layer; ranks hold them whole.
     #[serde(default)]
-    pub experts: Option<Experts>,
+    pub experts: Option<Box<Experts>>,
 }
 
 /// Bytes of what can be shared out of a layer.
@@ -60,7 +60,7 @@ impl Footprint {
     /// The most ranks that can share a stage; 1 for a model of which nothing is known that could be shared out.
     pub fn most_ranks(&self) -> u16 {
         let pieces = self.divisible.as_ref().map_or(1, |all| {
-            let experts = all.experts.map_or(u32::MAX, |experts| experts.count);
+            let experts = all.experts.as_ref().map_or(u32::MAX, |experts| experts.count);
             all.heads.min(all.pieces).min(all.blocks).min(experts).max(1)
         });
         u16::try_from(pieces).map_or(MAX_RANKS, |pieces| pieces.min(MAX_RANKS))
@@ -106,7 +106,7 @@ impl Footprint {
         let shared_out = |units: u32| largest_remainder(units as usize, &weights);
         let group = (all.heads / all.kv_heads.max(1)).max(1) as usize;
         let (heads, pieces, blocks) = (shared_out(all.heads), shared_out(all.pieces), shared_out(all.blocks));
-        let mixture = all.experts.unwrap_or_default();
+        let mixture = all.experts.as_deref().copied().unwrap_or_default();
         let experts: Vec<u64> = shared_out(mixture.count).into_iter().map(|experts| experts as u64).collect();
         let experts = experts.iter().copied().zip(mixture.read_by(&experts));
         let mut start = 0;
@@ -134,7 +134,7 @@ impl Footprint {
             let bytes = without(bytes, all.heads, counts.heads, pieces.head_bytes);
             let bytes = without(bytes, all.kv_heads, counts.kv_heads, pieces.kv_head_bytes);
             let bytes = without(bytes, all.pieces, counts.pieces, pieces.piece_bytes);
-            let experts = all.experts.unwrap_or_default();
+            let experts = all.experts.as_deref().copied().unwrap_or_default();
             without(bytes, experts.count, counts.experts, experts.bytes)
         };
         let kv_head = self.kv_bytes_per_token_layer / u64::from(all.kv_heads.max(1));
@@ -159,7 +159,7 @@ impl Footprint {
 impl Footprint {
     /// Bytes of a layer that the rank does not read for a row.
     fn idle(&self, all: &Divisible, counts: Counts) -> u64 {
-        match all.experts {
+        match &all.experts {
             Some(experts) => {
                 let idle = (counts.experts as f64 - counts.experts_read).max(0.0) * experts.bytes as f64;
                 // No more than `experts * bytes`, which is.
@@ -226,7 +226,7 @@ mod tests {
     fn experts_are_held_whole_and_the_busiest_rank_is_waited_for() {
         let experts = Experts { count: 4, active: 2, bytes: 24 };
         let all = Divisible {
-            experts: Some(experts),
+            experts: Some(Box::new(experts)),
             layers: vec![LayerPieces { piece_bytes: 0, ..model().divisible.unwrap().layers[0] }; 4],
             ..model().divisible.unwrap()
         };

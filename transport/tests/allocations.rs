@@ -1,0 +1,114 @@
+//! Messages over a cable allocate nothing, nor do the frames of a channel on it: a counting allocator looks on.
+#![expect(clippy::unwrap_used, reason = "a test; clippy sees that only in test functions themselves")]
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use shoal_transport::rdma::Kind;
+use shoal_transport::rdma::cable::{Cable, Patience, Piece};
+use shoal_transport::rdma::software::{Limits, Software};
+use shoal_transport::rdma::station::Station;
+use shoal_transport::{Channel, Endpoint, Opening, Purpose, Wait};
+
+#[path = "../../tests/common/counting.rs"]
+mod counting;
+
+use counting::allocations;
+
+const NUMBER: u16 = 1;
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// A hidden state, one of several small messages where whole strides are sent, and one for the middle class.
+const SIZES: [usize; 3] = [2304, 10_240, 30_000];
+/// Rounds until every buffer has its size, and those that are looked at.
+const WARM: usize = 50;
+const COUNTED: usize = 500;
+
+fn cables(limits: Limits) -> [Cable; 2] {
+    let software = Software::pair(limits);
+    let station = |name| Arc::new(Station::open(&software, name, |_| true).unwrap());
+    let stations = [station("near"), station("far")];
+    let patience = Patience { silence: Duration::from_secs(30), ..Patience::default() };
+    let kind = if limits.reliable { Kind::Rc } else { Kind::Uc };
+    let mut ends = stations.each_ref().map(|station| Cable::prepare(station, kind, 1, patience).unwrap());
+    let addresses = [ends[0].addresses(1).unwrap(), ends[1].addresses(2).unwrap()];
+    let terms = stations[0].terms().unwrap();
+    ends[0].connect(&addresses[1], terms, 1, Instant::now()).unwrap();
+    ends[1].connect(&addresses[0], terms, 2, Instant::now()).unwrap();
+    ends
+}
+
+/// Allocations of the rounds that are looked at.
+fn counted(mut round: impl FnMut()) -> usize {
+    (0..WARM).for_each(|_| round());
+    let before = allocations();
+    (0..COUNTED).for_each(|_| round());
+    allocations() - before
+}
+
+/// A frame from one end to the other.
+fn pass(from: &mut Cable, to: &mut Cable, frame: &[u8]) {
+    let (now, mut sent, mut have) = (Instant::now(), 0, 0);
+    while have < frame.len() {
+        let bytes = &frame[sent..frame.len().min(sent + from.piece_bytes(frame.len()))];
+        let piece = Piece { header: [0; 32], total: frame.len() as u32, offset: sent as u32, bytes };
+        if !bytes.is_empty() && from.send(NUMBER, piece, now).unwrap() {
+            sent += bytes.len();
+        }
+        to.poll(now, Some(NUMBER)).unwrap();
+        while let Some(arrival) = to.take(NUMBER, |_| true) {
+            have += arrival.bytes().len();
+            to.release(arrival);
+        }
+        from.poll(now, Some(NUMBER)).unwrap();
+    }
+}
+
+fn exchange(from: &mut Channel, to: &mut Channel, message: &[u8], room: &mut Vec<u8>) {
+    let wait = Wait::up_to(Duration::from_secs(30));
+    assert!(from.send(message, wait).unwrap() && to.recv(room, message.len(), wait).unwrap());
+}
+
+/// One test, since the count is of the whole process.
+#[test]
+fn messages_allocate_nothing() {
+    for limits in [Limits::LINUX, Limits::APPLE] {
+        let [mut near, mut far] = cables(limits);
+        assert!(near.attach(NUMBER, None) && far.attach(NUMBER, None));
+        for size in SIZES {
+            let frame = vec![7; size];
+            let count = counted(|| {
+                pass(&mut near, &mut far, &frame);
+                pass(&mut far, &mut near, &frame);
+            });
+            println!("cable, {size} bytes, {limits:?}: {count} allocations in {COUNTED} round trips");
+            assert_eq!(count, 0);
+        }
+        drop((near, far));
+
+        let bind = || Endpoint::bind((HERE, 0).into()).unwrap();
+        let (near, far) = (bind(), bind());
+        let [ours, theirs] = cables(limits);
+        let theirs = far.add_cable(theirs, NonZeroU16::MIN, HERE).unwrap();
+        let ours = near.add_cable(ours, NonZeroU16::MIN, HERE).unwrap();
+        ours.take_up();
+        let opening =
+            Opening { channel: [1; 16], purpose: Purpose::Step, context: [0; 32], frame_bytes: 32 << 10 };
+        let offer = near.offer(opening).unwrap();
+        let (answer, mut acceptor) = far.accept(opening, offer.public()).unwrap();
+        let mut dialer = offer.dial(answer, vec![far.local_addr()]).unwrap();
+        for size in SIZES {
+            let (message, mut room) = (vec![7; size], Vec::with_capacity(size));
+            let before = ours.stats().sent;
+            let count = counted(|| {
+                exchange(&mut dialer, &mut acceptor, &message, &mut room);
+                exchange(&mut acceptor, &mut dialer, &message, &mut room);
+            });
+            println!("channel, {size} bytes, {limits:?}: {count} allocations in {COUNTED} round trips");
+            assert!(ours.stats().sent >= before + (WARM + COUNTED) as u64, "it is not on the cable");
+            assert_eq!(count, 0);
+        }
+        assert!(theirs.state().is_ok());
+    }
+}
