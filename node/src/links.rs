@@ -64,6 +64,12 @@ pub struct Ends {
     pub theirs: SocketAddr,
 }
 
+impl Ends {
+    fn is_at_the_addresses_of(&self, other: &Ends) -> bool {
+        (&self.node, self.ours, self.theirs.ip()) == (&other.node, other.ours, other.theirs.ip())
+    }
+}
+
 /// Where a link may be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Found {
@@ -207,7 +213,12 @@ impl Links {
                 link.set(LinkState::Down, Some("an end's address is gone, or its node is".into()));
             }
         }
-        known.retain(|_, link| now.saturating_duration_since(link.seen) < SHOWN_FOR);
+        // A node that has started anew is at another port: it is the same link.
+        let anew = |ends: &Ends| found.keys().any(|new| new.is_at_the_addresses_of(ends));
+        known.retain(|ends, link| {
+            let gone = now.saturating_duration_since(link.seen);
+            gone < SHOWN_FOR && (found.contains_key(ends) || !anew(ends))
+        });
         for (ends, found) in found {
             if known.len() >= 4 * MAX_LINKS && !known.contains_key(&ends) {
                 continue;

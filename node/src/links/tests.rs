@@ -129,6 +129,22 @@ async fn a_link_goes_down_after_two_failures_with_the_reason_and_comes_back() {
 }
 
 #[tokio::test]
+async fn a_node_that_started_anew_has_one_link_at_an_address_not_a_dead_one_beside() {
+    let links = Links::default();
+    let at = |port: u16| {
+        let ends = Ends { node: id("b"), ours: ip("10.0.0.1"), theirs: (ip("10.0.0.2"), port).into() };
+        BTreeMap::from([(ends, Found { interface: "c0".into(), kind: Kind::Ethernet })])
+    };
+    let now = Instant::now();
+    links.update(at(7), now);
+    links.update(BTreeMap::new(), now + LOOK * 3);
+    assert_eq!(links.reports().0.len(), 1, "it is shown for a while");
+    links.update(at(8), now + LOOK * 4);
+    let reports = links.reports().0;
+    assert_eq!(reports.iter().map(|report| report.state).collect::<Vec<_>>(), [LinkState::Probing]);
+}
+
+#[tokio::test]
 async fn a_handshake_tells_a_port_that_is_there_from_one_that_is_not() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let ends = Ends { node: id("b"), ours: ip("127.0.0.1"), theirs: listener.local_addr().unwrap() };
