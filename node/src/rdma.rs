@@ -8,7 +8,6 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use shoal_transport::rdma::native::Native;
 use shoal_transport::rdma::{Library, VerbsError};
 
 mod device;
@@ -20,9 +19,9 @@ pub use finding::Finding;
 /// Where the library comes from: asked for when it is needed, so that a test may hand in devices of its own.
 pub type Source = Arc<dyn Fn() -> Result<Arc<dyn Library>, VerbsError> + Send + Sync>;
 
-/// The system's library. Without one each call answers at once why.
+/// The system's library, by the binding that `SHOAL_VERBS` names. Without one each call answers at once why.
 pub fn system() -> Source {
-    Arc::new(|| Native::load().map(|library| Arc::new(library) as Arc<dyn Library>))
+    Arc::new(|| shoal_transport::rdma::system().map(Arc::from))
 }
 
 /// Whether tensors may travel by RDMA.

@@ -15,11 +15,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use shoal_transport::rdma::cable::{Cable, Patience, Piece};
-use shoal_transport::rdma::native::Native;
 use shoal_transport::rdma::software::{Limits, Software};
 use shoal_transport::rdma::station::Station;
 use shoal_transport::rdma::{
-    Address, Completion, CompletionQueue, Depth, Direction, Kind, Library, Path, QueuePair, Slot,
+    Address, Completion, CompletionQueue, Depth, Direction, Kind, Library, Path, QueuePair, Slot, system,
 };
 use shoal_transport::{Channel, Endpoint, Opening, Options, Purpose, Wait};
 
@@ -43,7 +42,7 @@ trait End: Send {
 fn main() -> Outcome<()> {
     let names: Vec<String> = std::env::args().skip(1).collect();
     let (library, near, far): (Box<dyn Library>, _, _) = match &names[..] {
-        [near, far] => (Box::new(Native::load()?), near.as_str(), far.as_str()),
+        [near, far] => (system()?, near.as_str(), far.as_str()),
         _ => (Box::new(Software::pair(Limits::LINUX)), "near", "far"),
     };
     println!("{:>7}  {:<14} {:>9} {:>9} {:>9}", "bytes", "carrier", "min us", "median", "p99");

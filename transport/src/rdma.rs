@@ -16,14 +16,20 @@
 //! back when its completion has come. So nobody can look at bytes that a device may be writing, and nothing here is unsafe
 //! for those who use it.
 //!
-//! Two libraries: [`native`], found at run time (`libibverbs.so.1` on Linux, `librdma.dylib` on macOS; "there is none" is an
-//! answer), and [`software`], devices within the process that fail on demand. `tests/verbs` holds both to the same suite.
+//! Three libraries: [`native`], found at run time (`libibverbs.so.1` on Linux, `librdma.dylib` on macOS; "there is none" is an
+//! answer); [`software`], devices within the process that fail on demand; and with the cargo feature `ibverbs`, on Linux, the system's
+//! library once more, called by the crate of that name. `tests/verbs` holds all to the same suite. [`system`] chooses between
+//! the two ways to the system's library.
 //!
 //! What has never run: librdma. The layouts are compared with the headers of Linux; that Apple's are the same is what
 //! published programs declare.
 
 pub mod cable;
 mod error;
+#[cfg(all(feature = "ibverbs", target_os = "linux"))]
+#[expect(unsafe_code, reason = "the crate's posting is unsafe, and the system's library is C")]
+pub mod ibverbs;
+mod layout;
 #[expect(unsafe_code, reason = "memory that a device writes to")]
 mod memory;
 #[expect(unsafe_code, reason = "the system's library is C")]
@@ -31,6 +37,7 @@ pub mod native;
 mod posted;
 pub mod software;
 pub mod station;
+mod system;
 mod types;
 pub mod upgrade;
 
@@ -38,6 +45,7 @@ use std::sync::Arc;
 
 pub use error::{Refused, Verb, VerbsError};
 pub use memory::{PAGE_BYTES, Slot};
+pub use system::{BINDING, system};
 pub use types::{
     Address, Completion, Depth, Direction, Gid, Kind, Mtu, Path, Port, PortState, QueuePairState, Status,
 };

@@ -88,6 +88,16 @@ pub enum VerbsError {
         /// Queue pairs that this process has on the device.
         queue_pairs: usize,
     },
+    /// The way that the library is called by cannot do this.
+    #[error("{verb} on {device}: {why}")]
+    Unable {
+        /// Which call.
+        verb: Verb,
+        /// The device.
+        device: String,
+        /// What stands in the way.
+        why: String,
+    },
     /// The queue pair is not where this is possible.
     #[error("{verb} in state {state:?}")]
     State {

@@ -12,7 +12,9 @@ pub const PAGE_BYTES: usize = 16 << 10;
 /// Whole pages, zeroed, at an address that does not change.
 pub(super) struct Pages {
     first: NonNull<u8>,
-    layout: Layout,
+    len: usize,
+    /// As what they were allocated; `None` for those that a registration owns.
+    layout: Option<Layout>,
 }
 
 // SAFETY: it owns its memory; nothing in it is bound to a thread.
@@ -27,7 +29,17 @@ impl Pages {
         let layout = Layout::from_size_align(bytes, PAGE_BYTES).ok()?;
         // SAFETY: the layout is not of size zero.
         let first = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Pages { first, layout })
+        Some(Pages { first, len: bytes, layout: Some(layout) })
+    }
+
+    /// Pages that somebody else owns.
+    ///
+    /// # Safety
+    /// They are initialised, and nobody touches them until the registration of their region has been dropped, except through
+    /// its slots.
+    #[cfg(all(feature = "ibverbs", target_os = "linux"))]
+    pub(super) unsafe fn lent(first: NonNull<u8>, len: usize) -> Pages {
+        Pages { first, len, layout: None }
     }
 
     pub(super) fn first(&self) -> NonNull<u8> {
@@ -35,14 +47,16 @@ impl Pages {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.layout.size()
+        self.len
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new` with this layout, and given back once.
-        unsafe { dealloc(self.first.as_ptr(), self.layout) }
+        if let Some(layout) = self.layout {
+            // SAFETY: allocated by `new` with this layout, and given back once.
+            unsafe { dealloc(self.first.as_ptr(), layout) }
+        }
     }
 }
 
@@ -126,6 +140,12 @@ impl Slot {
             rest = after;
         }
         Some((slots, rest))
+    }
+
+    /// Where it begins in its region.
+    #[cfg(all(feature = "ibverbs", target_os = "linux"))]
+    pub(super) fn start(&self) -> usize {
+        self.start
     }
 
     /// Where it is.

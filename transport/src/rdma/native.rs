@@ -2,19 +2,18 @@
 //! gets an answer that says so.
 //!
 //! The functions of the data path (`ibv_post_send`, `ibv_post_recv`, `ibv_poll_cq`) are inline in the C headers and not
-//! exported: they go through a table in the context, whose layout is in `layout`.
+//! exported: they go through a table in the context, whose layout is in `rdma/layout.rs`.
 
-mod device;
-mod layout;
-mod symbols;
+pub(super) mod device;
+pub(super) mod symbols;
 
 use std::ffi::CStr;
 use std::sync::{Arc, OnceLock};
 
 use self::device::NativeDevice;
-use self::layout::ibv_device;
 use self::symbols::{Symbols, last_errno};
 use super::error::{Verb, VerbsError};
+use super::layout::ibv_device;
 use super::{Device, Library};
 
 /// The system's library.

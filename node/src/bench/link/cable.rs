@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use shoal_transport::rdma::cable::Patience;
-use shoal_transport::rdma::native::Native;
 use shoal_transport::rdma::station::Station;
 use shoal_transport::rdma::upgrade::Wanted;
-use shoal_transport::rdma::{Library, PortState};
+use shoal_transport::rdma::{self, PortState};
 use shoal_transport::{CableHandle, Channel, Endpoint, Offer, Opening, Purpose};
 
 use super::orders::Key;
@@ -24,7 +23,7 @@ const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub(super) fn devices() -> Result<[String; 2], Failure> {
     let usage =
         |text: String| Failure::usage(format!("--rdma: {text}; shoal doctor says what would mend it"));
-    let library = Native::load().map_err(|error| usage(error.to_string()))?;
+    let library = rdma::system().map_err(|error| usage(error.to_string()))?;
     let names = library.devices().map_err(|error| usage(error.to_string()))?;
     let active = |name: &String| {
         let port = library.open(name).and_then(|device| device.port());
@@ -75,7 +74,7 @@ impl End {
         device: &str,
         other: Option<(Key, SocketAddr)>,
     ) -> anyhow::Result<End> {
-        let station = Arc::new(Station::open(&Native::load()?, device, |_| true)?);
+        let station = Arc::new(Station::open(&*rdma::system()?, device, |_| true)?);
         let patience = Patience { silence: PATIENCE, ..Patience::default() };
         let (cable, anchor) = match self {
             End::Offered(offer) => {

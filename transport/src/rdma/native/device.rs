@@ -6,9 +6,9 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
-use super::layout::*;
 use super::symbols::{Symbols, last_errno};
 use crate::rdma::error::{Refused, Verb, VerbsError};
+use crate::rdma::layout::*;
 use crate::rdma::memory::{Pages, Region, Slot};
 use crate::rdma::posted::{self, Posted};
 use crate::rdma::types::{
@@ -17,16 +17,16 @@ use crate::rdma::types::{
 use crate::rdma::{CompletionQueue, Device, Domain, QueuePair};
 
 /// The port that is used: Apple's devices have one.
-const PORT: u8 = 1;
+pub(in crate::rdma) const PORT: u8 = 1;
 /// Places of a GID table that are looked at: more than any device of one port fills.
-const MAX_GIDS: usize = 256;
+pub(in crate::rdma) const MAX_GIDS: usize = 256;
 /// Completions taken from the library at once.
-const POLLED: usize = 16;
+pub(in crate::rdma) const POLLED: usize = 16;
 /// Waits of a reliable queue pair: 4.096 us times 2 to this power (some 0.5 s) for an answer, and 0.64 ms where no receive is
 /// posted (number 12 of the table in the InfiniBand specification, 9.7.5.2.8); seven tries, and for a receive without end.
-const TIMEOUT: u8 = 17;
-const RNR_TIMER: u8 = 12;
-const RETRIES: u8 = 7;
+pub(in crate::rdma) const TIMEOUT: u8 = 17;
+pub(in crate::rdma) const RNR_TIMER: u8 = 12;
+pub(in crate::rdma) const RETRIES: u8 = 7;
 /// One hop: the other end of the cable.
 const HOP_LIMIT: u8 = 1;
 
@@ -37,6 +37,36 @@ const ACCESS: i32 = if cfg!(target_os = "macos") {
 } else {
     IBV_ACCESS_LOCAL_WRITE
 };
+
+impl From<&ibv_port_attr> for Port {
+    fn from(attributes: &ibv_port_attr) -> Port {
+        Port {
+            state: match attributes.state {
+                IBV_PORT_DOWN => PortState::Down,
+                IBV_PORT_ACTIVE => PortState::Active,
+                _ => PortState::Waiting,
+            },
+            mtu: Mtu::from_code(attributes.active_mtu).unwrap_or(Mtu::B1024),
+            lid: attributes.lid,
+            gids: usize::try_from(attributes.gid_tbl_len).unwrap_or(0),
+            message_bytes: attributes.max_msg_sz,
+        }
+    }
+}
+
+impl From<&Path> for ibv_ah_attr {
+    fn from(path: &Path) -> ibv_ah_attr {
+        ibv_ah_attr {
+            dgid: ibv_gid(path.to.gid.0),
+            sgid_index: path.gid_index,
+            hop_limit: HOP_LIMIT,
+            dlid: path.to.lid,
+            is_global: 1,
+            port_num: PORT,
+            ..ibv_ah_attr::default()
+        }
+    }
+}
 
 /// Number 0 where a call went well, else the system's number for what went wrong. Verbs return it, or -1 and set it.
 fn errno_of(returned: i32) -> i32 {
@@ -105,17 +135,7 @@ impl Device for NativeDevice {
         if errno != 0 {
             return Err(self.failed(Verb::QueryPort, errno));
         }
-        Ok(Port {
-            state: match attributes.state {
-                IBV_PORT_DOWN => PortState::Down,
-                IBV_PORT_ACTIVE => PortState::Active,
-                _ => PortState::Waiting,
-            },
-            mtu: Mtu::from_code(attributes.active_mtu).unwrap_or(Mtu::B1024),
-            lid: attributes.lid,
-            gids: usize::try_from(attributes.gid_tbl_len).unwrap_or(0),
-            message_bytes: attributes.max_msg_sz,
-        })
+        Ok(Port::from(&attributes))
     }
 
     fn gids(&self) -> Result<Vec<Gid>, VerbsError> {
@@ -432,15 +452,7 @@ impl QueuePair for NativePair {
             rq_psn: path.to.packet,
             max_dest_rd_atomic: 1,
             min_rnr_timer: RNR_TIMER,
-            ah_attr: ibv_ah_attr {
-                dgid: ibv_gid(path.to.gid.0),
-                sgid_index: path.gid_index,
-                hop_limit: HOP_LIMIT,
-                dlid: path.to.lid,
-                is_global: 1,
-                port_num: PORT,
-                ..ibv_ah_attr::default()
-            },
+            ah_attr: ibv_ah_attr::from(path),
             ..ibv_qp_attr::default()
         };
         let mut mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-use super::layout::{
+use crate::rdma::layout::{
     ibv_context, ibv_cq, ibv_device, ibv_gid, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr,
     ibv_qp_init_attr,
 };
@@ -60,20 +60,27 @@ symbols! {
 impl Symbols {
     /// Finds the library and everything in it; else why not.
     pub(super) fn load() -> Result<Symbols, String> {
-        let mut why = String::new();
-        for name in NAMES {
-            // SAFETY: a string that ends in zero. Loading runs the library's initialisers, which is what is asked for.
-            let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-            if !library.is_null() {
-                return Symbols::of(library, name.to_str().unwrap_or_default());
-            }
-            why = loader_says().unwrap_or_else(|| format!("{} not found", name.to_string_lossy()));
-        }
-        Err(why)
+        let (library, path) = open()?;
+        Symbols::of(library, path)
     }
 }
 
-fn find(library: *mut c_void, path: &str, name: &str) -> Result<*mut c_void, String> {
+/// The library, loaded for as long as this process lives, and its name; else why there is none.
+pub(in crate::rdma) fn open() -> Result<(*mut c_void, &'static str), String> {
+    let mut why = String::new();
+    for name in NAMES {
+        // SAFETY: a string that ends in zero. Loading runs the library's initialisers, which is what is asked for.
+        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if !library.is_null() {
+            return Ok((library, name.to_str().unwrap_or_default()));
+        }
+        why = loader_says().unwrap_or_else(|| format!("{} not found", name.to_string_lossy()));
+    }
+    Err(why)
+}
+
+/// What the library calls by that name, which ends in zero.
+pub(in crate::rdma) fn find(library: *mut c_void, path: &str, name: &str) -> Result<*mut c_void, String> {
     let lacks = || format!("{path} has no {}", name.trim_end_matches('\0'));
     let name = CStr::from_bytes_with_nul(name.as_bytes()).map_err(|_| lacks())?;
     // SAFETY: a loaded library, which is never unloaded, and a string that ends in zero.
@@ -90,6 +97,6 @@ fn loader_says() -> Option<String> {
 }
 
 /// The system's number for what just failed.
-pub(super) fn last_errno() -> c_int {
+pub(in crate::rdma) fn last_errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
