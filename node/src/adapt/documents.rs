@@ -262,12 +262,15 @@ fn rank(state: api::LinkState) -> u8 {
 /// Adds what the other end says: one of them measures, and a link that is down for one is down.
 fn join(told: &mut Told, other: Told) {
     let (link, theirs) = (&mut told.link, other.link);
-    let says_more = rank(theirs.state) == rank(link.state) && told.hearsay && !other.hearsay;
-    if rank(theirs.state) < rank(link.state) {
+    let (ours, of_theirs) = (rank(link.state), rank(theirs.state));
+    if of_theirs < ours {
         (link.state, link.since) = (theirs.state, theirs.since);
         (link.reason, told.hearsay) = (theirs.reason, other.hearsay);
-    } else if (says_more || link.reason.is_none()) && rank(theirs.state) == rank(link.state) {
-        (link.reason, told.hearsay) = (theirs.reason.or(link.reason.take()), other.hearsay);
+    } else if of_theirs == ours {
+        link.since = link.since.max(theirs.since);
+        if link.reason.is_none() || (told.hearsay && !other.hearsay && theirs.reason.is_some()) {
+            (link.reason, told.hearsay) = (theirs.reason, other.hearsay);
+        }
     }
     link.encrypted = Some(link.kind != api::LinkKind::Loopback && !is_on_cable(link.state));
     link.a_interface = link.a_interface.take().or(theirs.a_interface);
@@ -395,5 +398,81 @@ pub fn instance(now: &InstanceNow) -> api::Instance {
         stages,
         routes: now.routes.iter().map(route).collect(),
         created: Some(Timestamp::from_unix_ms(now.desired.created_unix_ms)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(name: &str) -> NodeId {
+        NodeId::try_from(name.to_owned()).unwrap()
+    }
+
+    /// One link, as these ends tell of it: their cable's state, the reason, and whether that is about the other end.
+    fn both(ends: [(CableState, Option<&str>, bool); 2]) -> api::Link {
+        let (a, b) = (id("a"), id("b"));
+        let key = [(&a, "10.0.0.1".to_owned()), (&b, "10.0.0.2".to_owned())];
+        let tell = |(place, (state, reason, theirs)): (usize, (CableState, Option<&str>, bool))| {
+            let teller = if place == 0 { &a } else { &b };
+            let report = LinkReport {
+                node: b.clone(),
+                ours: [10, 0, 0, 1].into(),
+                theirs: [10, 0, 0, 2].into(),
+                interface: format!("en{place}"),
+                kind: Kind::Thunderbolt,
+                state: LinkState::Up,
+                reason: None,
+                since_ms: 1000,
+                rtt_us: (place == 0).then_some((50.0, 90.0)),
+                bytes_per_s: None,
+            };
+            let cable = CableReport {
+                state,
+                reason: reason.map(str::to_owned),
+                theirs,
+                since_ms: 2000 + place as u64,
+                device: Some(format!("rdma_en{place}")),
+                measured_over: true,
+                sent: 10,
+                upgrades: 3,
+                ..CableReport::default()
+            };
+            told(&key, (teller, teller.as_str()), &report, Some(&cable))
+        };
+        let [first, second] = [0, 1].map(|place| tell((place, ends[place])));
+        let [mut one, mut other] = [0, 1].map(|place| tell((place, ends[place])));
+        join(&mut one, second);
+        join(&mut other, first);
+        assert_eq!(one.link, other.link, "whoever is heard first");
+        one.link
+    }
+
+    #[test]
+    fn a_link_is_on_rdma_where_both_ends_are_and_then_not_encrypted() {
+        use CableState::{Rdma, Tcp, Upgrading};
+        let link = both([(Rdma, None, false), (Rdma, None, false)]);
+        assert_eq!((link.state, link.encrypted, link.reason), (api::LinkState::Rdma, Some(false), None));
+        assert_eq!(link.measured_over, Some(api::Carrier::Rdma));
+        let cable = link.rdma.unwrap();
+        assert_eq!((cable.messages, cable.upgrades), (20, 3));
+        assert_eq!(
+            (cable.a_device.as_deref(), cable.b_device.as_deref()),
+            (Some("rdma_en0"), Some("rdma_en1"))
+        );
+        let falling = both([(Rdma, None, false), (Tcp, Some("silent"), false)]);
+        assert_eq!((falling.state, falling.encrypted), (api::LinkState::Tcp, Some(true)));
+        assert_eq!(falling.reason.as_deref(), Some("b: silent"));
+        assert_eq!(both([(Upgrading, None, false), (Tcp, None, false)]).state, api::LinkState::Upgrading);
+    }
+
+    #[test]
+    fn the_end_that_knows_more_gives_the_reason() {
+        use CableState::Tcp;
+        let ends =
+            [(Tcp, Some("the other side has none"), true), (Tcp, Some("no device sits on en5"), false)];
+        assert_eq!(both(ends).reason.as_deref(), Some("b: no device sits on en5"));
+        let alone = [(Tcp, Some("the other side has none"), true), (Tcp, None, false)];
+        assert_eq!(both(alone).reason.as_deref(), Some("a: the other side has none"));
     }
 }

@@ -335,3 +335,20 @@ fn state_of_link(state: LinkState) -> &'static str {
         LinkState::Down => "down",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_have_their_reasons_and_cables_their_counts() {
+        let golden = include_str!("../../../web/tests/front/swarm.json");
+        let swarm: Swarm = serde_json::from_str(golden).unwrap();
+        let lines = links(&swarm).join("\n");
+        assert!(lines.contains("RDMA is off on studio"), "{lines}");
+        let cable = lines.lines().find(|line| line.contains("rdma_en5")).unwrap();
+        for word in ["rdma_en6", "UC", "12/19 us", "58/95 us", "48210", "431 MB"] {
+            assert!(cable.contains(word), "{word}: {cable}");
+        }
+    }
+}

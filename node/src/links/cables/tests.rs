@@ -6,14 +6,14 @@ use std::sync::OnceLock;
 
 use shoal_transport::rdma::software::{Fault, Held, Limits, Software};
 use shoal_transport::rdma::{Library, VerbsError};
-use shoal_transport::{Opening, Purpose};
+use shoal_transport::{Channel, Opening, Purpose, Wait};
 use tokio::task::{JoinSet, block_in_place};
 
 use super::super::Found;
 use super::*;
 use crate::identity::Identity;
-use crate::swarm::record::{CableState, RecordBody};
-use crate::swarm::{Gate, Hello, PeerAddress, SwarmConfig, Verdict};
+use crate::swarm::record::{CableState, QueuePairKind, RecordBody};
+use crate::swarm::{Gate, Hello, PeerAddress, SwarmConfig, Topic, Verdict};
 
 /// Nothing that is waited for takes this long on a machine that works.
 const CAP: Duration = Duration::from_secs(60);
