@@ -54,7 +54,12 @@ impl Seen {
             Err(error) => return Seen::nothing(Finding::NoLibrary { why: error.to_string() }),
         };
         let library = library.as_ref();
-        let names = library.devices().map_err(|error| Finding::NotListed { why: error.to_string() });
+        let names = library.devices().map_err(|error| match error {
+            VerbsError::Failed { errno, .. } if errno == rustix::io::Errno::NOSYS.raw_os_error() => {
+                Finding::NoKernel
+            }
+            error => Finding::NotListed { why: error.to_string() },
+        });
         let devices =
             names.map(|names| names.iter().take(MAX_DEVICES).map(|name| look(library, name)).collect());
         Seen { library: Ok(library.name().to_owned()), devices }

@@ -18,6 +18,8 @@ pub enum Finding {
         /// What the loader said.
         why: String,
     },
+    /// There is a library, and nothing in the kernel for it.
+    NoKernel,
     /// The library does not say what there is.
     NotListed {
         /// Its error.
@@ -107,8 +109,8 @@ impl Finding {
                 "where there is an RDMA device: install libibverbs (Debian: libibverbs1 and ibverbs-providers)"
                     .to_owned()
             }
-            Finding::NotListed { .. } => {
-                "load the kernel's module (modprobe ib_uverbs) and look again".to_owned()
+            Finding::NoKernel => {
+                "where there is an RDMA device: load the kernel's module (modprobe ib_uverbs) and look again".to_owned()
             }
             Finding::Unusable { .. } => {
                 "give this user the device (its group is often `rdma`), or unplug it and plug it in again"
@@ -128,7 +130,8 @@ impl Finding {
             }
             Finding::TheirsTooOld => "bring both machines to the same version of shoal".to_owned(),
             Finding::TheirsNone => "`shoal doctor` on the other machine says what it lacks".to_owned(),
-            Finding::NoDevices
+            Finding::NotListed { .. }
+            | Finding::NoDevices
             | Finding::NotOnInterface { .. }
             | Finding::NotIpv4
             | Finding::Software { .. }
@@ -142,6 +145,7 @@ impl fmt::Display for Finding {
         match self {
             Finding::Never => f.write_str("RDMA is switched off (--rdma never)"),
             Finding::NoLibrary { .. } => f.write_str("there is no RDMA library on this machine"),
+            Finding::NoKernel => f.write_str("this system's kernel has no RDMA"),
             Finding::NotListed { why } => write!(f, "RDMA devices cannot be listed: {why}"),
             Finding::NoDevices => f.write_str("there is no RDMA device"),
             Finding::NotOnInterface { interface } => write!(f, "no RDMA device sits on {interface}"),
