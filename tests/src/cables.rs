@@ -137,15 +137,19 @@ impl Cables {
         Ok(agents)
     }
 
-    /// Bytes that the first host of each cable has sent over it.
-    pub fn sent(&self) -> Result<Vec<u64>> {
+    /// Bytes that have gone over each cable, both ways, as its first host counts them.
+    pub fn carried(&self) -> Result<Vec<u64>> {
         let read = |(number, (host, _)): (usize, &(usize, usize))| {
-            let counter = format!("/sys/class/net/{}/statistics/tx_bytes", cable(number));
+            let counters =
+                ["rx", "tx"].map(|way| format!("/sys/class/net/{}/statistics/{way}_bytes", cable(number)));
             let output = Command::new("ip")
-                .args(["netns", "exec", self.hosts.name(*host)?, "cat", &counter])
+                .args(["netns", "exec", self.hosts.name(*host)?, "cat"])
+                .args(&counters)
                 .output()?;
             let text = String::from_utf8_lossy(&output.stdout);
-            text.trim().parse().with_context(|| format!("{counter}: {text}"))
+            let count =
+                |line: &str| line.trim().parse::<u64>().with_context(|| format!("{counters:?}: {text}"));
+            text.lines().map(count).sum()
         };
         self.cables.iter().enumerate().map(read).collect()
     }

@@ -229,17 +229,17 @@ fn one_of_two_cables_that_both_sides_list_in_opposite_order_is_cut_during_an_ans
     let reference = trace(&agents[0].chat(&long)?)?;
     // Whichever cable carries the answer, and then the other one.
     for round in 0..2 {
-        let before = cables.sent()?;
+        let before = cables.carried()?;
         let mut stream = agents[0].stream(&long)?;
         stream.advance_to(20)?;
-        let during = cables.sent()?;
+        let during = cables.carried()?;
         let by = |number: usize| during[number] - before[number];
         let carrying = usize::from(by(1) > by(0));
         println!("round {round}: cable {carrying} carries it ({} and {} bytes so far)", by(0), by(1));
         cables.cut(carrying)?;
         let answer = stream.finish()?;
         ensure!(trace(&answer).with_context(|| logs(&agents))? == reference, "another answer: {answer:?}");
-        let after = cables.sent()?[1 - carrying] - during[1 - carrying];
+        let after = cables.carried()?[1 - carrying] - during[1 - carrying];
         ensure!(after > REST, "{after} bytes by the other cable");
         await_links("one is down", if carrying == 0 { ["down", "tcp"] } else { ["tcp", "down"] })?;
         cables.mend(carrying)?;
