@@ -30,6 +30,10 @@ pub(in crate::rdma) const RETRIES: u8 = 7;
 /// One hop: the other end of the cable.
 const HOP_LIMIT: u8 = 1;
 
+/// Where this variable says `uc`, no device gives reliable connections, as Apple's do not: so a machine whose devices do can test
+/// what comes of it.
+const KINDS: &str = "SHOAL_RDMA_KINDS";
+
 /// What a device may do with registered memory. Apple's refuse local access alone; elsewhere there is no more than is needed, and
 /// no remote key ever leaves this process.
 const ACCESS: i32 = if cfg!(target_os = "macos") {
@@ -248,6 +252,9 @@ impl Drop for NativeQueue {
 impl CompletionQueue for NativeQueue {
     fn queue_pair(self: Arc<Self>, kind: Kind, depth: Depth) -> Result<Box<dyn QueuePair>, VerbsError> {
         let device = &self.domain.device;
+        if kind == Kind::Rc && std::env::var_os(KINDS).is_some_and(|kinds| kinds == "uc") {
+            return Err(device.failed(Verb::CreateQp(kind), libc::EOPNOTSUPP));
+        }
         let mut attributes = ibv_qp_init_attr {
             qp_context: null_mut(),
             send_cq: self.cq.as_ptr(),
