@@ -118,6 +118,19 @@ def test_a_device_taken_away_in_mid_answer():
         assert swarm.ask(instance, PROMPT, MANY) == undisturbed
 
 
+def test_a_cable_that_loses_packets():
+    with bed("lossy", 2, "line") as guests:
+        swarm = Swarm(guests, MILLION)
+        start(swarm, "always", "uc")
+        swarm.await_links(["rdma"])
+        instance = swarm.serve("million", "tensor=2")
+        undisturbed = swarm.ask(instance, PROMPT, MANY)
+        for node in swarm.nodes:
+            guests.do(node, "/usr/bin/tc qdisc add dev tb0 root netem loss 2%")
+        assert swarm.ask(instance, PROMPT, MANY) == undisturbed
+        within("lost messages were sent again", 60, lambda: more(swarm.status(0)["links"][0]["rdma"]["resent"], 0))
+
+
 if LONG:
 
     def test_an_interface_down_in_mid_answer():
@@ -136,18 +149,6 @@ if LONG:
                 assert all(link["reason"] for link in links if link["state"] == "down")
                 guests.do(0, f"/usr/bin/ip link set {name} up")
                 swarm.await_links(["rdma", "rdma"])
-
-    def test_a_cable_that_loses_packets():
-        with bed("lossy", 2, "line") as guests:
-            swarm = Swarm(guests, MILLION)
-            start(swarm, "always", "uc")
-            swarm.await_links(["rdma"])
-            instance = swarm.serve("million", "tensor=2")
-            undisturbed = swarm.ask(instance, PROMPT, MANY)
-            for node in swarm.nodes:
-                guests.do(node, "/usr/bin/tc qdisc add dev tb0 root netem loss 2%")
-            assert swarm.ask(instance, PROMPT, MANY) == undisturbed
-            within("lost messages were sent again", 60, lambda: more(swarm.status(0)["links"][0]["rdma"]["resent"], 0))
 
     def test_ten_rounds_leak_nothing():
         with bed("rounds", 2, "line") as guests:
