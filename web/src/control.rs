@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use axum::Json as Answer;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::header::{CACHE_CONTROL, RETRY_AFTER};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 
 use crate::api::{
-    ApiError, Health, Models, OpenRequest, OpenWindow, Plan, PlanRequest, PullRequest, PullStarted, Schema,
-    ServeRequest, Served, Stopping,
+    ApiError, ErrorKind, Health, Models, OpenRequest, OpenWindow, Plan, PlanRequest, PullRequest,
+    PullStarted, Schema, ServeRequest, Served, Stopping,
 };
 use crate::body::Json;
 use crate::router::Shared;
@@ -52,8 +53,12 @@ pub(crate) async fn serve(
 
 pub(crate) async fn stop(
     State(shared): State<Shared>,
-    Path(instance): Path<String>,
+    instance: Result<Path<String>, PathRejection>,
 ) -> Result<(StatusCode, Answer<Stopping>), ApiError> {
+    // The only thing that can be wrong with a piece of a path: what its escapes stand for is no text.
+    let Path(instance) = instance.map_err(|_| {
+        ApiError::new(ErrorKind::Invalid, "invalid_path", "the instance's id in the path is not UTF-8")
+    })?;
     shared.swarm.stop(&instance).await?;
     Ok((StatusCode::ACCEPTED, Answer(Stopping { schema: Schema::new(), instance })))
 }

@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// The largest context that can be asked for.
 const MAX_CONTEXT: u32 = 1 << 20;
 /// The most slots that can be asked for.
-const MAX_SLOTS: u16 = 256;
+pub(crate) const MAX_SLOTS: u16 = 256;
 /// The most nodes that a request may name.
 const MAX_NAMED_NODES: usize = 256;
 

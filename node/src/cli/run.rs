@@ -42,7 +42,7 @@ pub(super) struct Run {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
     /// How random; 0 always takes the likeliest token [default: the model's own]
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", value_parser = temperature)]
     temperature: Option<f32>,
     /// Repeat the same random choices
     #[arg(long, value_name = "N")]
@@ -52,6 +52,15 @@ pub(super) struct Run {
     json: bool,
     #[command(flatten)]
     agent: AgentArgs,
+}
+
+/// The highest temperature that the API takes.
+const MAX_TEMPERATURE: f32 = 2.0;
+
+/// What `--temperature` says.
+fn temperature(text: &str) -> Result<f32, String> {
+    let number = text.parse().ok().filter(|number| (0.0..=MAX_TEMPERATURE).contains(number));
+    number.ok_or_else(|| format!("a number from 0 to {MAX_TEMPERATURE}"))
 }
 
 /// What answers.

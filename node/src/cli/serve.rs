@@ -7,6 +7,7 @@ use serde::Serialize;
 use shoal_web::api::{Instance, ServeRequest};
 
 use super::{print_json, print_lines};
+use crate::adapt::swarm_view::MAX_SLOTS;
 use crate::client::{Agent, AgentArgs, wait};
 use crate::terminal::ProgressLine;
 
@@ -27,7 +28,7 @@ pub(super) struct Request {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
     /// Requests at once [default: 4]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_SLOTS)))]
     slots: Option<u16>,
     /// As what numbers keys and values are kept: f16, or q8 (8 bits: half the memory, slightly other answers) [default: f16]
     #[arg(long, value_name = "T")]

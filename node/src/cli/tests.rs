@@ -54,7 +54,10 @@ fn values_that_make_no_sense_are_usage_errors() {
         "shoal up --swarm a/b",
         "shoal up --threads 0",
         "shoal serve",
+        "shoal run m --temperature NaN",
+        "shoal run m --temperature 2.1",
         "shoal serve m --slots 0",
+        "shoal serve m --slots 257",
         "shoal serve m --parallel sideways",
         "shoal serve m --kv-type q4",
         "shoal bench decode --kv-type f32",
@@ -66,5 +69,16 @@ fn values_that_make_no_sense_are_usage_errors() {
     ] {
         let error = Cli::try_parse_from(line.split(' ')).unwrap_err();
         assert_eq!(error.exit_code(), 2, "{line}");
+    }
+}
+
+#[test]
+fn a_number_out_of_its_range_is_refused_with_the_option_and_the_range() {
+    for (line, option, range) in [
+        ("shoal run m --temperature NaN", "--temperature", "from 0 to 2"),
+        ("shoal serve m --slots 257", "--slots", "1..=256"),
+    ] {
+        let error = Cli::try_parse_from(line.split(' ')).unwrap_err().to_string();
+        assert!(error.contains(option) && error.contains(range), "{error}");
     }
 }

@@ -66,6 +66,11 @@ async fn errors_say_code_message_and_fix() {
         (answer.status.as_u16(), answer.json()["error"]["code"].as_str()),
         (404, Some("instance_not_found"))
     );
+    let answer = front.send(request("DELETE", "/api/v1/instances/%ff").body(Body::empty()).unwrap()).await;
+    assert_eq!(
+        (answer.status.as_u16(), answer.json()["error"]["code"].as_str()),
+        (400, Some("invalid_path"))
+    );
     for (body, code) in
         [("{", "invalid_json"), (r#"{"context": 1}"#, "invalid_type"), (r#"{"model": 1}"#, "invalid_type")]
     {
