@@ -6,10 +6,10 @@
 //! A [`Library`] lists [`Device`]s; a device has one port, a table of GIDs and protection [`Domain`]s; a domain registers
 //! memory and makes [`CompletionQueue`]s; on a completion queue stand [`QueuePair`]s, reliable ([`Kind::Rc`]) or not
 //! ([`Kind::Uc`]), which go RESET -> INIT -> RTR -> RTS and then move messages by SEND and RECV. Nothing else is used, since
-//! Apple's devices do nothing else. The rules all of them are held to are those of the most limited one:
+//! Apple's devices do nothing else. The rules all of them are held to:
 //!
 //! - Receives are posted after RTS, never before.
-//! - A message is as long as the receive that takes it: whole strides.
+//! - A message is no longer than the receive that takes it; where a device counts units ([`Device::counts_units`]), as long.
 //! - A message has one piece, of registered memory.
 //!
 //! Memory is handed around whole, as [`Slot`]s: posting one moves it into the queue pair, and [`QueuePair::take`] gives it

@@ -469,7 +469,7 @@ impl State {
         &self.route
     }
 
-    /// Notes the way of a carrier that is about to be installed, and the address at its end.
+    /// Notes the way of a carrier that is about to be installed.
     pub(crate) fn set_route(&mut self, route: Route) {
         self.route = route;
     }

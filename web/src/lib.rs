@@ -56,7 +56,8 @@ pub use generate::{
     TokenCounts, TokenEvent, TokenLogprobs, Trace,
 };
 pub use openai::{
-    KEEP_ALIVE, MAX_CHOICES, MAX_LOGIT_BIASES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS,
+    KEEP_ALIVE, MAX_CHOICES, MAX_LOGIT_BIASES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE,
+    MAX_TOP_LOGPROBS,
 };
 pub use router::{Options, router};
 pub use server::{MAX_CONNECTIONS, serve};

@@ -20,7 +20,7 @@ use serde_json::Value;
 
 pub(crate) use error::OpenAiError;
 pub(crate) use models::{model, models};
-pub use request::{MAX_CHOICES, MAX_STOP_BYTES, MAX_STOP_STRINGS};
+pub use request::{MAX_CHOICES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE};
 pub use sampling::{MAX_LOGIT_BIASES, MAX_TOP_LOGPROBS};
 pub use stream::KEEP_ALIVE;
 

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
+use shoal_web::MAX_TEMPERATURE;
 use shoal_web::api::{self, InstanceState, ServeRequest, Swarm};
 
 use super::print_json;
@@ -54,12 +55,10 @@ pub(super) struct Run {
     agent: AgentArgs,
 }
 
-/// The highest temperature that the API takes.
-const MAX_TEMPERATURE: f32 = 2.0;
-
 /// What `--temperature` says.
 fn temperature(text: &str) -> Result<f32, String> {
-    let number = text.parse().ok().filter(|number| (0.0..=MAX_TEMPERATURE).contains(number));
+    let number =
+        text.parse().ok().filter(|number: &f32| (0.0..=MAX_TEMPERATURE).contains(&f64::from(*number)));
     number.ok_or_else(|| format!("a number from 0 to {MAX_TEMPERATURE}"))
 }
 

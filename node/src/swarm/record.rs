@@ -12,8 +12,11 @@ use shoal_scheduler::{Epoch, InstanceId, NodeId};
 
 use super::interfaces::Kind;
 use crate::identity::{self, Identity};
-use crate::rdma::RdmaMode;
 use crate::wire::{Reader, WireError, Writer};
+
+mod cables;
+
+pub use cables::{CableReport, CableState, Cabling, QueuePairKind};
 
 /// The longest record, signature included.
 pub const MAX_BYTES: usize = 64 << 10;
@@ -177,74 +180,6 @@ pub struct LinkReport {
     pub rtt_us: Option<(f64, f64)>,
     /// What it carries in a second, as that end measured.
     pub bytes_per_s: Option<f64>,
-}
-
-/// What carries tensors on a link that is up.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum CableState {
-    /// Connections.
-    #[default]
-    Tcp,
-    /// Connections still; a cable is being agreed on.
-    Upgrading,
-    /// A cable of queue pairs.
-    Rdma,
-    /// A cable that loses much.
-    Degraded,
-}
-
-/// How its queue pairs treat what is lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum QueuePairKind {
-    /// The device sends it again.
-    Reliable,
-    /// The cable does.
-    Unreliable,
-}
-
-/// What one end says of a link's cable.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct CableReport {
-    /// Which of [`RecordBody::links`].
-    pub link: u16,
-    /// What carries.
-    pub state: CableState,
-    /// Why, where that is not obvious.
-    pub reason: Option<String>,
-    /// The reason is about the other end.
-    pub theirs: bool,
-    /// Since when, in milliseconds since 1970; 0: since the link is up.
-    pub since_ms: u64,
-    /// The device at this end of the present or last cable.
-    pub device: Option<String>,
-    /// The kind of its queue pairs.
-    pub kind: Option<QueuePairKind>,
-    /// Round trips of 4 KB over connections when a cable was last agreed on, in microseconds, median and what 99 % stay under;
-    /// said by the end that proposed it.
-    pub tcp_us: Option<(f64, f64)>,
-    /// The same over queue pairs.
-    pub rdma_us: Option<(f64, f64)>,
-    /// Whether the round trip of [`LinkReport`] was measured over a cable.
-    pub measured_over: bool,
-    /// Messages that this end has sent over the link's cables.
-    pub sent: u64,
-    /// Their bytes.
-    pub sent_bytes: u64,
-    /// Messages that it sent once more.
-    pub resent: u64,
-    /// How often the link went over to a cable.
-    pub upgrades: u64,
-    /// How often it went back.
-    pub falls: u64,
-}
-
-/// What a node makes of cables. A node whose record has no such section makes none.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Cabling {
-    /// Whether and how.
-    pub mode: RdmaMode,
-    /// Of its links; one that is not listed has nothing to do with RDMA.
-    pub links: Vec<CableReport>,
 }
 
 /// A channel of this node's that goes over others.
@@ -502,20 +437,7 @@ impl RecordBody {
             }
             Ok(())
         })?;
-        let cables = self.cabling.as_ref().map_or(&[][..], |cabling| &cabling.links);
-        amount("cables", cables.len() as u64, MAX_LINKS as u64)?;
-        list("cables", cables, |cable| {
-            amount("cables", cable.link.into(), MAX_LINKS as u64)?;
-            text("cables", cable.reason.as_deref().unwrap_or_default())?;
-            text("cables", cable.device.as_deref().unwrap_or_default())?;
-            amount("cables", cable.since_ms, MAX_AMOUNT)?;
-            for us in cable.tcp_us.into_iter().chain(cable.rdma_us) {
-                rate("cables", Some(us.0)).and_then(|()| rate("cables", Some(us.1)))?;
-            }
-            [cable.sent, cable.sent_bytes, cable.resent, cable.upgrades, cable.falls]
-                .into_iter()
-                .try_for_each(|count| amount("cables", count, MAX_AMOUNT))
-        })?;
+        self.cabling.as_ref().map_or(Ok(()), Cabling::validate)?;
         amount("routes", self.routes.len() as u64, MAX_ROUTES as u64)?;
         list("routes", &self.routes, |route| {
             amount("routes", route.over.len() as u64, shoal_transport::MAX_RELAYS as u64)
@@ -648,6 +570,7 @@ fn signed(payload: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::rdma::RdmaMode;
 
     /// A record that its own node signed without the checks: what a broken or hostile member would send.
     pub fn hostile(identity: &Identity, body: &RecordBody) -> Vec<u8> {

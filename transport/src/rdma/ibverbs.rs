@@ -213,10 +213,10 @@ struct Registration {
 }
 
 impl Registration {
-    /// Where a slot lies in its memory.
-    fn range(&self, slot: &Slot) -> Range<usize> {
+    /// Where the first `bytes` of a slot lie in its memory.
+    fn range(&self, slot: &Slot, bytes: usize) -> Range<usize> {
         let first = self.skipped + slot.start();
-        first..first + slot.len()
+        first..first + bytes
     }
 }
 

@@ -37,6 +37,7 @@ suite! {
     a_queue_pair_goes_through_its_states_in_order
     nothing_is_posted_before_a_queue_pair_is_ready
     messages_arrive_whole_and_in_order_both_ways
+    a_send_takes_what_its_slot_is_filled_with
     more_than_a_queue_holds_is_refused_and_given_back
     an_unreliable_message_without_a_receive_is_lost_in_silence
     a_reliable_message_waits_for_a_receive
@@ -119,6 +120,24 @@ fn messages_arrive_whole_and_in_order_both_ways(bed: &Bed) {
             }
         }
     }
+}
+
+fn a_send_takes_what_its_slot_is_filled_with(bed: &Bed) {
+    const FILLED: usize = 100;
+    let Pair { near_pair: mut here, far_pair: mut there, mut near, mut far } = bed.connect(Kind::Uc);
+    there.post_receive(far.slots(4096, 1).pop().unwrap()).unwrap();
+    let mut slot = near.slots(4096, 1).pop().unwrap();
+    fill(&mut slot, 5);
+    let expected = slot.bytes()[..FILLED].to_vec();
+    slot.fill(FILLED);
+    here.post_send(slot).unwrap();
+    let sent = near.wait(Direction::Sent);
+    assert_eq!(here.take(&sent).unwrap().len(), 4096);
+    let received = far.wait(Direction::Received);
+    assert_eq!((received.status, received.bytes as usize), (Status::SUCCESS, FILLED));
+    let slot = there.take(&received).unwrap();
+    assert_eq!(slot.bytes()[..FILLED], expected);
+    assert!(slot.bytes()[FILLED..].iter().all(|byte| *byte == 0), "nothing more has come");
 }
 
 fn more_than_a_queue_holds_is_refused_and_given_back(bed: &Bed) {

@@ -14,6 +14,9 @@ use crate::{ChatMessage, ChatRequest};
 /// Stop strings that one request may have.
 pub const MAX_STOP_STRINGS: usize = 16;
 
+/// The highest temperature.
+pub const MAX_TEMPERATURE: f64 = 2.0;
+
 /// Answers that one request may want, each in a slot of its own.
 pub const MAX_CHOICES: usize = 8;
 
@@ -59,7 +62,7 @@ pub(crate) fn parse(id: RequestId, body: Value) -> Result<Parsed, OpenAiError> {
         model,
         messages,
         max_tokens,
-        temperature: fields.number("temperature", 0.0, 2.0)?,
+        temperature: fields.number("temperature", 0.0, MAX_TEMPERATURE)?,
         top_p: fields.number("top_p", 0.0, 1.0)?,
         // -1 is how some servers write "off".
         top_k: fields.integer("top_k", -1, u32::MAX.into())?.map(|top_k| u32::try_from(top_k).unwrap_or(0)),

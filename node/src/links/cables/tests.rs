@@ -164,6 +164,14 @@ impl Bed {
         (offer.dial(key, vec![self.far.endpoint.local_addr()]).unwrap(), theirs)
     }
 
+    /// Ends both; the devices get everything back.
+    async fn end_holding_nothing(self) {
+        let software = self.software.clone();
+        self.end().await;
+        assert_eq!(software.held().queue_pairs, 0);
+        until(|| format!("{:?}", software.held()), || software.held() == Held::default()).await;
+    }
+
     async fn end(self) {
         let Bed { near, far, .. } = self;
         for mut node in [near, far] {
@@ -236,10 +244,7 @@ fn a_link_goes_over_to_a_cable_falls_back_with_the_reason_and_returns() {
             assert_eq!((node.cable().upgrades, node.cable().falls), (2, 1));
         }
         drop((ours, theirs));
-        let software = bed.software.clone();
-        bed.end().await;
-        assert_eq!(software.held().queue_pairs, 0);
-        until(|| format!("{:?}", software.held()), || software.held() == Held::default()).await;
+        bed.end_holding_nothing().await;
     });
 }
 
@@ -280,10 +285,7 @@ fn ten_rounds_of_upgrade_and_failure_leave_nothing() {
             until(|| format!("{} descriptors", descriptors()), || !counted || descriptors() <= first).await;
         }
         drop((ours, theirs));
-        let software = bed.software.clone();
-        bed.end().await;
-        assert_eq!(software.held().queue_pairs, 0);
-        until(|| format!("{:?}", software.held()), || software.held() == Held::default()).await;
+        bed.end_holding_nothing().await;
     });
 }
 

@@ -12,7 +12,7 @@ use crate::rdma::{QueuePair, Slot};
 /// How a class's messages are.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::rdma) struct Shape {
-    /// Bytes of each message, head included. Whole strides go over the wire, whatever is in them.
+    /// Bytes of a message at most, head included, and of each receive.
     pub(in crate::rdma) stride: usize,
     /// Messages under way each way.
     pub(in crate::rdma) depth: usize,

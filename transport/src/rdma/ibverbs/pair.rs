@@ -160,14 +160,15 @@ impl CratePair {
             Ok(work) => work,
             Err(error) => return Err(Refused::new(slot, error)),
         };
-        if u32::try_from(slot.len()).is_err() {
+        let bytes = if direction == Direction::Sent { slot.filled() } else { slot.len() };
+        if u32::try_from(bytes).is_err() {
             let error = self.device().failed_with(verb, libc::EMSGSIZE);
             return Err(Refused::new(slot, error));
         }
         let Life::Ready(pair) = &mut self.life else {
             return Err(Refused::new(slot, VerbsError::State { verb, state: self.state }));
         };
-        let range = registration.range(&slot);
+        let range = registration.range(&slot, bytes);
         let mut memory = registration.memory.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the memory belongs to the slot, which `posted` keeps until the request is done or the queue pair destroyed.
         let done = unsafe {
