@@ -22,6 +22,9 @@ pub(in crate::rdma) const PORT: u8 = 1;
 pub(in crate::rdma) const MAX_GIDS: usize = 256;
 /// Completions taken from the library at once.
 pub(in crate::rdma) const POLLED: usize = 16;
+/// On Ethernet, Linux asks the network who has the other side's address, once and for a second, before the device hears of
+/// the path. A question or answer that was lost is no reason to stay without it. Elsewhere a failed attempt may cost the port.
+const ADDRESS_TRIES: u32 = if cfg!(target_os = "linux") { 3 } else { 1 };
 /// Waits of a reliable queue pair: 4.096 us times 2 to this power (some 0.5 s) for an answer, and 0.64 ms where no receive is
 /// posted (number 12 of the table in the InfiniBand specification, 9.7.5.2.8); seven tries, and for a receive without end.
 pub(in crate::rdma) const TIMEOUT: u8 = 17;
@@ -467,6 +470,12 @@ impl QueuePair for NativePair {
             mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
         }
         let (from, to) = (QueuePairState::Initialised, QueuePairState::ReadyToReceive);
+        for _ in 1..ADDRESS_TRIES {
+            match self.modify(Verb::ReadyToReceive, from, to, attributes, mask) {
+                Err(VerbsError::Failed { errno: libc::ETIMEDOUT, .. }) => {}
+                done => return done,
+            }
+        }
         self.modify(Verb::ReadyToReceive, from, to, attributes, mask)
     }
 
