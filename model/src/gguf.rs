@@ -244,6 +244,13 @@ impl ModelFile {
         self.tensors.iter()
     }
 
+    /// Whether the file is still as long as it was when it was opened. To be asked before tensors are read: a file that somebody
+    /// cut short meanwhile ends the process that reads what is gone. (One that is cut between the question and the reading still
+    /// does.)
+    pub fn is_whole(&self) -> bool {
+        self.map.is_whole()
+    }
+
     /// The stored bytes of a tensor of this file, [`TensorEntry::bytes`] of them.
     pub fn data(&self, entry: &TensorEntry) -> &[u8] {
         self.map.bytes().get(entry.range()).unwrap_or_default()

@@ -22,12 +22,14 @@ pub struct Piece {
 pub struct TextStream {
     tokenizer: Arc<Tokenizer>,
     held: Held,
+    /// The next byte, if it is a space, is only there because of how the vocabulary writes the beginning of a text.
+    skips_space: bool,
 }
 
 impl TextStream {
     /// For one answer that ends at any of these strings; empty ones are ignored.
     pub fn new(tokenizer: Arc<Tokenizer>, stop: &[String]) -> TextStream {
-        TextStream { tokenizer, held: Held::new(stop) }
+        TextStream { skips_space: tokenizer.adds_space(), tokenizer, held: Held::new(stop) }
     }
 
     /// Takes the next token. Control tokens, those that end the answer among them, are not shown.
@@ -35,7 +37,10 @@ impl TextStream {
         if self.tokenizer.is_hidden(token) {
             return Piece { text: String::new(), stopped: self.held.stopped };
         }
-        self.held.push(self.tokenizer.bytes(token))
+        let bytes = self.tokenizer.bytes(token);
+        let skips = self.skips_space && bytes.first() == Some(&b' ');
+        self.skips_space &= bytes.is_empty();
+        self.held.push(bytes.get(usize::from(skips)..).unwrap_or_default())
     }
 
     /// What was kept back, at the end of the answer. A character that was never completed becomes U+FFFD.

@@ -282,6 +282,12 @@ impl Tokenizer {
         self.pieces.get(token)
     }
 
+    /// Whether a text's tokens begin with a space that the text does not have (SentencePiece's `add_dummy_prefix`). So do those of
+    /// an answer, and it is no part of that either.
+    pub fn adds_space(&self) -> bool {
+        matches!(&self.rule, Rule::Sentence(sentence) if sentence.prefix)
+    }
+
     /// Whether a token is not part of the text that a person sees: control, unknown and unused tokens.
     pub fn is_hidden(&self, token: u32) -> bool {
         self.pieces.is_hidden(token)

@@ -6,7 +6,7 @@
 //!                        hear: beats and losses     lead: plan    report: the record
 //! ```
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -104,20 +104,46 @@ impl Service for Late {
     }
 }
 
+/// What helps where the data folder takes nothing more.
+const MAKE_ROOM: &str = "make room on that disk, or choose another folder with --data-dir";
+
+/// Whether this very cause is a disk without room.
+fn is_full(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let kind = match cause.downcast_ref::<redb::Error>() {
+        Some(redb::Error::Io(error)) => Some(error.kind()),
+        _ => cause.downcast_ref::<io::Error>().map(io::Error::kind),
+    };
+    matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
+}
+
+/// The failure of a start, with the way out where the disk is full.
+fn starting(error: anyhow::Error, what: &'static str) -> anyhow::Error {
+    match error.chain().any(is_full) {
+        true => Failure::new(Exit::Failed, "no_space", format!("{what}: {error:#}")).fix(MAKE_ROOM).into(),
+        false => error.context(what),
+    }
+}
+
 /// A state that can't be opened ends the start: what it held is others' to give, and the user's to throw away.
 fn state_failure(state: &Path, error: &redb::Error) -> Failure {
     let text = format!("opening {}: {error}", state.display());
+    if is_full(error) {
+        return Failure::new(Exit::Failed, "no_space", text).fix(MAKE_ROOM);
+    }
     Failure::new(Exit::Failed, "state", text).fix(
         "if the file is damaged, move it away: the node starts without it and is given the swarm's state by the others",
     )
 }
 
 async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
-    let identity = Identity::load_or_create(&data.identity()).context("the node's identity")?;
+    let identity = Identity::load_or_create(&data.identity())
+        .map_err(|error| starting(error.into(), "the node's identity"))?;
     let state = state_path(data);
     let is_new = !state.exists();
     if let Some(folder) = state.parent() {
-        std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("making {}", folder.display()))
+            .map_err(|error| starting(error, "the scheduler's state"))?;
     }
     let store = RaftStore::open(&state).map_err(|error| state_failure(&state, &error))?;
     let endpoint = bind_data(&options.data_listen)?;
@@ -147,8 +173,14 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
         random: Arc::new(random),
     };
     let network = Arc::new(RaftNetwork::new(swarm.clone()));
-    let consensus =
-        Arc::new(Consensus::start(config, network, Arc::new(store)).await.context("the scheduler's state")?);
+    let consensus = Consensus::start(config, network, Arc::new(store.clone())).await.map_err(|error| {
+        match store.trouble() {
+            // Raft's own error has lost the cause.
+            Some(trouble) => Failure::new(Exit::Failed, "state", trouble).fix(MAKE_ROOM).into(),
+            None => anyhow::Error::from(error).context("the scheduler's state"),
+        }
+    })?;
+    let consensus = Arc::new(consensus);
     raft_service.start(Arc::new(crate::adapt::raft_network::RaftService::new(consensus.clone())));
     let beats = consensus.clone();
     swarm.set_beat(Arc::new(move || wire::encode(&beats.beat()).unwrap_or_default()));
@@ -207,8 +239,13 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     let cables = Cables::new(swarm.clone(), endpoint.clone(), links.clone(), rdma);
     cable_service.start(Arc::new(cables.clone()));
     tasks.spawn(cables.clone().run());
-    let shown =
-        report::Shown { links, cables: cables.clone(), channels: reported, data: endpoint.local_addr() };
+    let shown = report::Shown {
+        links,
+        cables: cables.clone(),
+        channels: reported,
+        data: endpoint.local_addr(),
+        store,
+    };
     tasks.spawn(report::report(swarm.clone(), body, worker.clone(), files, shown));
     let front = tokio::spawn(shoal_web::serve(listener, router, http_stopping));
 

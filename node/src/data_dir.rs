@@ -34,7 +34,7 @@ pub enum DataDirError {
         holder: Option<u32>,
     },
     /// It cannot be written: permissions, a read-only mount, a full disk.
-    #[error("the data folder {} cannot be written ({reason}); choose another with --data-dir", path.display())]
+    #[error("the data folder {} cannot be written ({reason}); {}choose another with --data-dir", path.display(), match source.kind() { io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room on its disk, or ", _ => "" })]
     NotWritable {
         /// The folder.
         path: PathBuf,

@@ -1,23 +1,37 @@
-//! What a model file says about memory and speed, for commands that plan before any node runs.
+//! What a model file says about memory and speed, for commands that plan before any node runs; and whether it can be run at all.
 
 use std::path::Path;
 
 use shoal_model::config::DecoderConfig;
 use shoal_model::footprint::Footprint as ModelFootprint;
 use shoal_model::gguf::ModelFile;
+use shoal_model::template::ChatTemplate;
+use shoal_model::tokenizer::Tokenizer;
 use shoal_scheduler::{Footprint, KvType};
 
 use crate::adapt;
 use crate::exit::{Exit, Failure, with_causes};
 
+fn read(path: &Path) -> Result<(ModelFile, DecoderConfig), String> {
+    let file = ModelFile::open(path).map_err(|error| with_causes(&error))?;
+    let config = DecoderConfig::from_gguf(&file).map_err(|error| with_causes(&error))?;
+    Ok((file, config))
+}
+
 fn open(path: &Path) -> Result<(ModelFile, DecoderConfig), Failure> {
-    let wrong = |why: String| {
+    read(path).map_err(|why| {
         Failure::new(Exit::BadModel, "bad_model_file", format!("{} cannot be run: {why}", path.display()))
             .fix("give a GGUF file of an architecture that Shoal runs")
-    };
-    let file = ModelFile::open(path).map_err(|error| wrong(with_causes(&error)))?;
-    let config = DecoderConfig::from_gguf(&file).map_err(|error| wrong(with_causes(&error)))?;
-    Ok((file, config))
+    })
+}
+
+/// What the file describes, if nodes could load it: all that they look at but the values of the weights. The error says why
+/// they could not.
+pub fn runnable(path: &Path) -> Result<DecoderConfig, String> {
+    let (file, config) = read(path)?;
+    Tokenizer::from_gguf(file.metadata()).map_err(|error| with_causes(&error))?;
+    ChatTemplate::from_gguf(file.metadata()).map_err(|error| with_causes(&error))?;
+    Ok(config)
 }
 
 /// What the model takes on nodes of ours, with a cache of this type: the figures that placement counts with.

@@ -16,13 +16,12 @@ use std::io;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use shoal_model::gguf::ModelFile;
 use shoal_web::api::{ModelEntry, ModelState};
 
 use self::blob::Wanted;
 use self::index::{AddedModel, Index};
 use crate::catalogue::{self, CATALOGUE, CatalogueModel};
-use crate::exit::with_causes;
+use crate::model_file;
 pub use background::Told;
 pub use error::StoreError;
 
@@ -232,7 +231,8 @@ impl ModelStore {
         }
     }
 
-    /// Copies the user's model file into the store under `name` (default: the file's own, without its ending).
+    /// Copies the user's model file into the store under `name` (default: the file's own, without its ending). A file that no node
+    /// could load is refused.
     pub fn add<'a>(
         &self,
         file: &Path,
@@ -277,7 +277,8 @@ impl ModelStore {
                 why: "it is a folder or a device, no file".into(),
             });
         }
-        let facts = header(file)?;
+        let wrong = |why: String| StoreError::NotAModel { path: file.to_owned(), why };
+        let config = model_file::runnable(file).map_err(wrong)?;
         let name = match name {
             Some(name) => name.to_owned(),
             None => name_of_file(file),
@@ -293,7 +294,7 @@ impl ModelStore {
             return Err(StoreError::NameTaken { name });
         }
         let (bytes, origin) = (meta.len(), format!("file {}", file.display()));
-        let ModelFacts { layers, max_context } = facts;
+        let (layers, max_context) = (Some(config.layers), Some(config.max_context));
         Ok((name, AddedModel { digest, bytes, path: None, origin, layers, max_context }))
     }
 
@@ -337,29 +338,6 @@ impl ModelStore {
     fn wanted<'a>(&'a self, model: &'a str, digest: &'a str, bytes: u64) -> Wanted<'a> {
         Wanted { root: &self.root, model, digest, bytes, extra_bytes: 0, free_bytes: self.free_bytes }
     }
-}
-
-/// What a model file says of itself, as far as lists show it.
-struct ModelFacts {
-    layers: Option<u32>,
-    max_context: Option<u32>,
-}
-
-/// Reads the file's header, which checks every length and offset in it.
-fn header(file: &Path) -> Result<ModelFacts, StoreError> {
-    let wrong = |why: String| StoreError::NotAModel { path: file.to_owned(), why };
-    let model = ModelFile::open(file).map_err(|error| wrong(with_causes(&error)))?;
-    let metadata = model.metadata();
-    let architecture = match metadata.string("general.architecture") {
-        Ok(Some(architecture)) => architecture,
-        Ok(None) => return Err(wrong("it does not say what architecture it is of".into())),
-        Err(error) => return Err(wrong(error.to_string())),
-    };
-    let number = |key: &str| {
-        let value = metadata.integer(&format!("{architecture}.{key}")).ok().flatten();
-        value.and_then(|value| u32::try_from(value).ok())
-    };
-    Ok(ModelFacts { layers: number("block_count"), max_context: number("context_length") })
 }
 
 /// The file's name without its ending, in the letters that a model's name may have.

@@ -260,3 +260,43 @@ fn a_prompt_longer_than_the_context() -> Result<()> {
     ensure!(answer.done && ["length", "stop"].contains(&answer.finish_reason.as_str()), "{answer:?}");
     Ok(())
 }
+
+/// Who asks again because of `node_lost` would ask in vain.
+#[test]
+fn an_answer_whose_instance_is_stopped_says_so() -> Result<()> {
+    let bed = Bed::new("stopped")?;
+    let agent = Agent::start(alone(&bed, "one")?)?;
+    formed(&[&agent])?;
+    let id = agent.serve(&json!({"model": MODEL, "context": 4096, "slots": 1}))?;
+    shoal_tests::process::await_ready(&agent, &id)?;
+    let ask = json!({
+        "model": id,
+        "messages": [{"role": "user", "content": "Count."}],
+        "stream": true,
+        "shoal": {"ignore_eos": true},
+    });
+    let mut stream = agent.stream(&ask)?;
+    stream.advance_to(3)?;
+    agent.stop_instance(&id)?;
+    let answer = stream.finish()?;
+    let error = answer.error.as_ref().context("the answer has no error")?;
+    ensure!(error["code"] == "instance_stopped" && answer.done, "{answer:?}");
+    Ok(())
+}
+
+/// What loading would refuse, `models add` refuses.
+#[test]
+fn a_model_file_that_cannot_be_run() -> Result<()> {
+    let bed = Bed::new("no-model-of-ours")?;
+    let good = std::env::var_os("SHOAL_TEST_MODEL").context("SHOAL_TEST_MODEL: run by tests/run")?;
+    let mut bytes = std::fs::read(good)?;
+    let key = b"general.architecture";
+    let at = bytes.windows(key.len()).position(|window| window == key).context("no architecture")?;
+    // The text's type and length stand between.
+    bytes[at + key.len() + 12..][..5].copy_from_slice(b"mamba");
+    let path = bed.path().join("mamba.gguf");
+    std::fs::write(&path, bytes)?;
+    let models = bed.path().join("models");
+    let output = shoal(None).args(["models", "add"]).arg(&path).arg("--model-dir").arg(&models).output()?;
+    refused(&output, 7, &["mamba", "llama, qwen2, gemma3"])
+}

@@ -428,7 +428,7 @@ impl Endpoint {
     }
 
     /// Closes all channels with [`REASON_SHUT_DOWN`], lets their last frames out, and stops listening. Blocks until that
-    /// is done, for up to a second.
+    /// is done, for up to a second; a thread of the endpoint itself does not wait for itself.
     pub fn shutdown(&self) {
         self.owner.shutdown();
     }
@@ -450,6 +450,9 @@ impl Owner {
         hub.forwarder.stop();
         for thread in [&self.door, &self.forwarder] {
             let thread = thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+            // The last clone may be dropped by one of these threads, with what it holds for others. That one was told to end,
+            // and does so without anybody waiting.
+            let thread = thread.filter(|thread| thread.thread().id() != std::thread::current().id());
             if thread.is_some_and(|thread| thread.join().is_err()) {
                 tracing::error!("a thread of the data plane had panicked");
             }

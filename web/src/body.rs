@@ -7,9 +7,10 @@ use axum::extract::{FromRequest, Request};
 use axum::http::header::CONTENT_LENGTH;
 use axum::response::Response;
 use futures::StreamExt;
-use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::api::{ApiError, ErrorKind};
+use crate::fields::FromJson;
 use crate::gate;
 
 /// The largest body a request may have.
@@ -25,7 +26,7 @@ const BODY_DEADLINE: Duration = Duration::from_secs(60);
 /// A body that is a JSON document of type `T`. Its refusals have the shape that the path's clients read.
 pub(crate) struct Json<T>(pub T);
 
-impl<T: DeserializeOwned, S: Sync> FromRequest<S> for Json<T> {
+impl<T: FromJson, S: Sync> FromRequest<S> for Json<T> {
     type Rejection = Response;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Response> {
@@ -40,15 +41,11 @@ impl<T: DeserializeOwned, S: Sync> FromRequest<S> for Json<T> {
                 return Err(gate::refuse(&path, &error));
             }
         };
-        serde_json::from_slice(&body).map(Json).map_err(|error| {
-            let (code, what) = if error.is_data() {
-                ("invalid_type", "has a wrong field")
-            } else {
-                ("invalid_json", "is not JSON")
-            };
-            let error = ApiError::new(ErrorKind::Invalid, code, format!("the body {what}: {error}"));
-            gate::refuse(&path, &error)
-        })
+        let value: Value = serde_json::from_slice(&body).map_err(|error| {
+            let message = format!("the body is not JSON: {error}");
+            gate::refuse(&path, &ApiError::new(ErrorKind::Invalid, "invalid_json", message))
+        })?;
+        T::from_json(value).map(Json).map_err(|error| gate::refuse(&path, &error.into()))
     }
 }
 

@@ -247,6 +247,12 @@ pub enum GenerateError {
         /// When to try again.
         retry_after_s: u32,
     },
+    /// Somebody stopped the instance: nothing is wrong, and asking again will not help.
+    #[error("{instance} was stopped: serve the model again, or ask another")]
+    Stopped {
+        /// The instance.
+        instance: String,
+    },
     /// The request asks for something that cannot be honoured.
     #[error("{text}")]
     Unsupported {

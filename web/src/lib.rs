@@ -42,6 +42,7 @@ pub mod gate;
 
 mod body;
 mod control;
+mod fields;
 mod generate;
 mod openai;
 mod page;

@@ -6,7 +6,6 @@
 mod answer;
 mod choices;
 mod error;
-mod fields;
 mod logprobs;
 mod models;
 mod request;

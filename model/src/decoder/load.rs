@@ -1,6 +1,7 @@
 //! Packs the weights of some layers of a model file.
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 use half::{bf16, f16};
 
@@ -104,6 +105,12 @@ pub enum LoadError {
         device: Device,
         /// What went wrong.
         text: String,
+    },
+    /// Somebody cut the file short while it was being loaded.
+    #[error("{} has become shorter while it was being loaded; put the whole file there and load it again", path.display())]
+    CutShort {
+        /// The file.
+        path: PathBuf,
     },
     /// A tensor's bytes do not make the matrix that the configuration describes.
     #[error("tensor \"{name}\" does not hold what its description says; load the file again")]
@@ -460,7 +467,10 @@ impl<'a> Source<'a> {
 fn tensor<'a>(file: &'a ModelFile, name: &str) -> Result<(&'a TensorEntry, &'a [u8]), LoadError> {
     let missing = || ConfigError::MissingTensor { name: name.to_owned() };
     let entry = file.tensor(name).ok_or_else(missing)?;
-    Ok((entry, file.data(entry)))
+    match file.is_whole() {
+        true => Ok((entry, file.data(entry))),
+        false => Err(LoadError::CutShort { path: file.path().to_owned() }),
+    }
 }
 
 /// Numbers stored one by one; none for a type of blocks.

@@ -10,6 +10,7 @@ use memmap2::Mmap;
 #[derive(Debug)]
 pub(super) struct Mapping {
     map: Mmap,
+    file: File,
 }
 
 impl Mapping {
@@ -26,7 +27,12 @@ impl Mapping {
         // caller (`ModelFile::open`); the model store renames whole files into place and never writes to one again.
         // All values are checked when they are parsed, so a change could make wrong weights, not a wrong access.
         let map = unsafe { Mmap::map(&file)? };
-        Ok(Mapping { map })
+        Ok(Mapping { map, file })
+    }
+
+    /// Whether the file still has all that was mapped. What it has no more cannot be read: the system would end the process.
+    pub(super) fn is_whole(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| metadata.len() >= self.map.len() as u64)
     }
 
     pub(super) fn bytes(&self) -> &[u8] {

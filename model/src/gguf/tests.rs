@@ -232,3 +232,16 @@ fn other_files_are_refused() {
     big_endian[4..8].copy_from_slice(&3u32.to_be_bytes());
     assert!(matches!(open(&big_endian), Err(GgufError::Version { version: 3, big_endian: true })));
 }
+
+#[test]
+fn a_file_that_is_cut_short_while_it_is_open_is_noticed() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(&sample().bytes()).unwrap();
+    file.flush().unwrap();
+    let open = ModelFile::open(file.path()).unwrap();
+    assert!(open.is_whole());
+    file.as_file().set_len(open.file_bytes() - 1).unwrap();
+    assert!(!open.is_whole());
+    file.as_file().set_len(open.file_bytes()).unwrap();
+    assert!(open.is_whole());
+}

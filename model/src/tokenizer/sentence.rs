@@ -33,7 +33,7 @@ pub(super) struct Sentence {
     /// The token of each byte.
     bytes: Box<[u32; 256]>,
     /// Whether a space is put before a text, and before what follows a special token.
-    prefix: bool,
+    pub(super) prefix: bool,
 }
 
 /// The longest text: places in it are numbered in 32 bits.

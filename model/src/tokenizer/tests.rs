@@ -1,4 +1,5 @@
 use std::io::Write;
+use std::sync::Arc;
 
 use serde::Deserialize;
 
@@ -6,6 +7,7 @@ use super::pre::PreTokenizer;
 use super::*;
 use crate::gguf::ModelFile;
 use crate::gguf::writer::GgufWriter;
+use crate::text::TextStream;
 
 /// All bytes, then the merges of " the" and "on", then special tokens.
 fn small() -> GgufWriter {
@@ -188,6 +190,13 @@ impl Pieced {
         Pieced { tokens, types, scores, file }
     }
 
+    /// One that puts a space before a text, as files do that say nothing of it.
+    fn spaced() -> Pieced {
+        let mut file = GgufWriter::new();
+        file.string("tokenizer.ggml.model", "llama").integer("tokenizer.ggml.bos_token_id", 1);
+        Pieced { file, ..Pieced::new() }
+    }
+
     fn build(mut self) -> Result<Tokenizer, TokenizerError> {
         self.file
             .strings("tokenizer.ggml.tokens", &self.tokens)
@@ -233,13 +242,28 @@ fn text_never_becomes_a_control_token() {
 
 #[test]
 fn a_space_is_put_before_text_where_the_file_wants_it() {
-    let mut pieced = Pieced::new();
-    pieced.file = GgufWriter::new();
-    pieced.file.string("tokenizer.ggml.model", "llama").integer("tokenizer.ggml.bos_token_id", 1);
-    let tokenizer = pieced.build().unwrap();
+    let tokenizer = Pieced::spaced().build().unwrap();
     assert_eq!(tokenizer.encode("the<s>the<s>", true).unwrap(), [T + 2, 1, T + 2, 1]);
     assert_eq!(tokenizer.encode(" a", true).unwrap(), [T + 5, T + 5, T + 9], "cut before the space is put");
     assert!(tokenizer.encode("", true).unwrap().is_empty());
+}
+
+/// Of the space before a text, which the text does not have, an answer does not begin with one either.
+#[test]
+fn an_answer_does_not_begin_with_the_space_before_a_text() {
+    let answer = |prefix: bool, tokens: &[u32]| {
+        let pieced = if prefix { Pieced::spaced() } else { Pieced::new() };
+        let mut stream = TextStream::new(Arc::new(pieced.build().unwrap()), &[]);
+        tokens.iter().map(|&token| stream.push(token).text).collect::<String>() + &stream.finish()
+    };
+    // " the", then "the" by parts, "t", " ".
+    let (the, t, space) = (T + 2, T + 6, T + 5);
+    assert_eq!(answer(true, &[the, the]), "the the");
+    assert_eq!(answer(false, &[the, the]), " the the");
+    assert_eq!(answer(true, &[space, space, t]), " t");
+    assert_eq!(answer(true, &[t, the]), "t the");
+    // A control token is no text.
+    assert_eq!(answer(true, &[1, the]), "the");
 }
 
 #[test]

@@ -27,7 +27,10 @@ fn node(id: &NodeId, name: &str, view: &View, table: &Table) -> api::Node {
     let entry = table.nodes.get(id);
     let body = entry.and_then(|entry| entry.record.as_ref()).map(|record| &record.body);
     let own = *id == table.me;
+    let trouble = body.and_then(|body| body.trouble.clone());
     let state = match entry.map(|entry| entry.state) {
+        Some(NodeState::Ready) if trouble.is_some() => api::NodeState::Draining,
+        _ if own && trouble.is_some() => api::NodeState::Draining,
         _ if own => api::NodeState::Ready,
         Some(NodeState::Joining) => api::NodeState::Joining,
         Some(NodeState::Ready) => api::NodeState::Ready,
@@ -49,6 +52,7 @@ fn node(id: &NodeId, name: &str, view: &View, table: &Table) -> api::Node {
         name: body.map_or_else(|| name.to_owned(), |body| body.name.clone()),
         version: text(|body| &body.version),
         state,
+        reason: trouble,
         role: Some(role),
         os: text(|body| &body.os),
         os_version: text(|body| &body.os_version),

@@ -74,8 +74,8 @@ impl ModelFiles {
         }
         let wrong = |text: String| ApiError::new(ErrorKind::Invalid, "bad_model", text);
         let read = move || -> Result<Footprint, String> {
-            let file = ModelFile::open(&blob.path).map_err(|error| error.to_string())?;
-            let config = DecoderConfig::from_gguf(&file).map_err(|error| error.to_string())?;
+            let file = ModelFile::open(&blob.path).map_err(|error| with_causes(&error))?;
+            let config = DecoderConfig::from_gguf(&file).map_err(|error| with_causes(&error))?;
             let kernels = ModelFootprint::of(&file, &config, footprint::kv_type(kv_type));
             Ok(footprint(&match on_devices {
                 true => kernels.or_greater(&ModelFootprint::on_device(&file, &config)),
@@ -129,7 +129,10 @@ impl ModelFiles {
             return digests.clone();
         }
         let present = self.entries().await.into_iter().filter(|model| model.state == ModelState::Present);
-        let digests: Vec<String> = present.filter_map(|model| model.digest).collect();
+        let mut digests: Vec<String> = present.filter_map(|model| model.digest).collect();
+        // A file may have several names.
+        digests.sort();
+        digests.dedup();
         *lock(&self.listed) = Some((Instant::now(), digests.clone()));
         digests
     }

@@ -127,6 +127,9 @@ impl SwarmGenerate {
 /// Why an instance can't take a request, if it can't.
 fn refusal(now: &InstanceNow) -> Option<GenerateError> {
     let id = &now.desired.id;
+    if now.desired.stopped {
+        return Some(GenerateError::Stopped { instance: id.to_string() });
+    }
     if let Some(why) = &now.why_not {
         let text = format!("{id} has no placement: {}", why.text);
         return Some(GenerateError::NoPlacement { text, retry_after_s: RETRY_AFTER_S });
@@ -204,7 +207,8 @@ impl Conversation {
             };
             let Some(event) = event else {
                 let text = format!("the connection to the head of {} was lost; ask again", self.instance);
-                return self.fail(GenerateError::NodeLost { text, retry_after_s: RETRY_AFTER_S }).await;
+                let error = self.ended(text);
+                return self.fail(error).await;
             };
             match event {
                 Event::Queued { position } => self.tell(TokenEvent::Queued { position }).await,
@@ -269,8 +273,7 @@ impl Conversation {
         loop {
             let now = self.generate.directory.instance(&self.instance);
             let Some(now) = now else {
-                let text = format!("{} was stopped", self.instance);
-                self.fail(GenerateError::NodeLost { text, retry_after_s: RETRY_AFTER_S }).await;
+                self.fail(GenerateError::Stopped { instance: self.instance.to_string() }).await;
                 return None;
             };
             if let Some(error) = refusal(&now) {
@@ -343,10 +346,17 @@ impl Conversation {
             Failure::Invalid(text) => GenerateError::Invalid { param: Some("messages".into()), text },
             Failure::Field { name, text } => GenerateError::Invalid { param: Some(name), text },
             Failure::Computation(text) | Failure::Unread(text) => GenerateError::Internal { text },
-            Failure::InstanceEnded(text) => GenerateError::NodeLost {
-                text: format!("{}: {text}", self.instance),
-                retry_after_s: RETRY_AFTER_S,
-            },
+            Failure::InstanceEnded(text) => self.ended(format!("{}: {text}", self.instance)),
+        }
+    }
+
+    /// Why an answer ended before its end: the instance was stopped, or else `text`, as of something that is lost.
+    fn ended(&self, text: String) -> GenerateError {
+        match self.generate.directory.instance(&self.instance) {
+            Some(now) if !now.desired.stopped => {
+                GenerateError::NodeLost { text, retry_after_s: RETRY_AFTER_S }
+            }
+            _ => GenerateError::Stopped { instance: self.instance.to_string() },
         }
     }
 

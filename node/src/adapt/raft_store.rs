@@ -1,7 +1,7 @@
 //! The scheduler's durable map, in one file of redb.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
@@ -10,23 +10,78 @@ use shoal_scheduler::consensus::{Change, Store, StoreError};
 const TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("scheduler");
 
 /// A [`Store`] on disk. Writes are on disk (fsync) when they return.
+///
+/// After a write that failed, as on a full disk, redb answers nothing more until its file is opened anew. That is done with the
+/// next call, so whoever tries again is served as soon as there is room.
 #[derive(Clone)]
-pub struct RaftStore {
-    database: Arc<Database>,
+pub struct RaftStore(Arc<Inner>);
+
+struct Inner {
+    path: PathBuf,
+    open: Box<dyn Fn() -> Result<Database, redb::Error> + Send + Sync>,
+    /// None after a failure, until the file is opened anew.
+    database: Mutex<Option<Arc<Database>>>,
+    trouble: Mutex<Option<String>>,
 }
 
 impl RaftStore {
     /// Opens the file, or makes it.
     pub fn open(path: &Path) -> Result<Self, redb::Error> {
-        let database = Database::create(path)?;
-        let transaction = database.begin_write()?;
+        let file = path.to_owned();
+        Self::with(path, Box::new(move || Ok(Database::create(&file)?)))
+    }
+
+    fn with(
+        path: &Path,
+        open: Box<dyn Fn() -> Result<Database, redb::Error> + Send + Sync>,
+    ) -> Result<Self, redb::Error> {
+        let (database, trouble) = (Mutex::default(), Mutex::default());
+        let store = RaftStore(Arc::new(Inner { path: path.to_owned(), open, database, trouble }));
+        let transaction = store.database()?.begin_write()?;
         transaction.open_table(TABLE)?;
         transaction.commit()?;
-        Ok(RaftStore { database: Arc::new(database) })
+        Ok(store)
+    }
+
+    /// Why the last write failed, with the file; none while all is well.
+    pub fn trouble(&self) -> Option<String> {
+        lock(&self.0.trouble).clone()
+    }
+
+    fn database(&self) -> Result<Arc<Database>, redb::Error> {
+        let mut database = lock(&self.0.database);
+        match &*database {
+            Some(open) => Ok(open.clone()),
+            None => Ok(database.insert(Arc::new((self.0.open)()?)).clone()),
+        }
+    }
+
+    /// Notes how a write went; of each change of that the log has one line.
+    fn note<T>(&self, done: Result<T, redb::Error>) -> Result<T, redb::Error> {
+        let mut trouble = lock(&self.0.trouble);
+        match &done {
+            Ok(_) => {
+                if trouble.take().is_some() {
+                    tracing::info!(path = %self.0.path.display(), "the scheduler's state can be written again");
+                }
+            }
+            Err(error) => {
+                *lock(&self.0.database) = None;
+                let text =
+                    format!("cannot write the scheduler's state in {}: {error}", self.0.path.display());
+                if trouble.is_none() {
+                    tracing::error!(
+                        "{text}; until that is mended (is the disk full?) this node takes no part in decisions and gets nothing new"
+                    );
+                }
+                *trouble = Some(text);
+            }
+        }
+        done
     }
 
     fn scan_now(&self, prefix: &str) -> Result<Vec<(String, Vec<u8>)>, redb::Error> {
-        let table = self.database.begin_read()?.open_table(TABLE)?;
+        let table = self.database()?.begin_read()?.open_table(TABLE)?;
         let mut found = Vec::new();
         for pair in table.range(prefix..)? {
             let (key, value) = pair?;
@@ -39,7 +94,7 @@ impl RaftStore {
     }
 
     fn write_now(&self, batch: Vec<Change>) -> Result<(), redb::Error> {
-        let transaction = self.database.begin_write()?;
+        let transaction = self.database()?.begin_write()?;
         {
             let mut table = transaction.open_table(TABLE)?;
             for change in batch {
@@ -71,6 +126,10 @@ impl RaftStore {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Runs a transaction where waiting for the disk holds up nobody.
 async fn off_thread<T: Send + 'static>(
     action: &'static str,
@@ -87,18 +146,92 @@ async fn off_thread<T: Send + 'static>(
 impl Store for RaftStore {
     async fn scan(&self, prefix: &str) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
         let (store, prefix) = (self.clone(), prefix.to_owned());
+        // A read says nothing of what can be written.
         off_thread("read", move || store.scan_now(&prefix)).await
     }
 
     async fn write(&self, batch: Vec<Change>) -> Result<(), StoreError> {
         let store = self.clone();
-        off_thread("write", move || store.write_now(batch)).await
+        off_thread("write", move || store.note(store.write_now(batch))).await
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use redb::StorageBackend;
+    use redb::backends::FileBackend;
+
     use super::*;
+
+    /// A file on a disk that may be full.
+    #[derive(Debug)]
+    struct Filled(FileBackend, Arc<AtomicBool>);
+
+    impl Filled {
+        fn room(&self) -> io::Result<()> {
+            match self.1.load(Ordering::SeqCst) {
+                true => Err(io::ErrorKind::StorageFull.into()),
+                false => Ok(()),
+            }
+        }
+    }
+
+    impl StorageBackend for Filled {
+        fn len(&self) -> io::Result<u64> {
+            self.0.len()
+        }
+        fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+            self.0.read(offset, out)
+        }
+        fn set_len(&self, len: u64) -> io::Result<()> {
+            self.room().and_then(|()| self.0.set_len(len))
+        }
+        fn sync_data(&self) -> io::Result<()> {
+            self.0.sync_data()
+        }
+        fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+            self.room().and_then(|()| self.0.write(offset, data))
+        }
+        fn close(&self) -> io::Result<()> {
+            self.0.close()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_was_full_is_written_again_once_there_is_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("scheduler.redb");
+        let full = Arc::new(AtomicBool::new(false));
+        let (file, filled) = (path.clone(), full.clone());
+        let open = move || {
+            let options = std::fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&file)?;
+            let backend = FileBackend::new(options)?;
+            Ok(Database::builder().create_with_backend(Filled(backend, filled.clone()))?)
+        };
+        let store = RaftStore::with(&path, Box::new(open)).unwrap();
+        let put = |key: &str| vec![Change::Put(key.into(), vec![7; 1000])];
+        store.write(put("before")).await.unwrap();
+        assert_eq!(store.trouble(), None);
+        full.store(true, Ordering::SeqCst);
+        for _ in 0..3 {
+            store.write(put("lost")).await.unwrap_err();
+            let trouble = store.trouble().unwrap();
+            assert!(trouble.contains("scheduler.redb"), "{trouble}");
+        }
+        full.store(false, Ordering::SeqCst);
+        store.write(put("after")).await.unwrap();
+        assert_eq!(store.trouble(), None);
+        let keys: Vec<String> = store.scan("").await.unwrap().into_iter().map(|(key, _)| key).collect();
+        assert_eq!(keys, ["after", "before"]);
+    }
 
     #[tokio::test]
     async fn pairs_survive_a_restart_and_prefixes_are_exact() {

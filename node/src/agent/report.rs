@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::adapt::files::ModelFiles;
+use crate::adapt::raft_store::RaftStore;
 use crate::channels::{Channels, data_addrs};
 use crate::engine::status::{self, Phase};
 use crate::links::Links;
@@ -19,6 +20,8 @@ use crate::worker::{Running, Worker};
 const LOOK: Duration = Duration::from_millis(100);
 /// The most characters of a failure's text that travel.
 const MAX_FAILURE_CHARS: usize = 120;
+/// The most characters of what ails a node.
+const MAX_TROUBLE_CHARS: usize = 120;
 /// How long after its start a node measures its rates: whoever starts it may want an answer first.
 const SETTLED: Duration = Duration::from_secs(1);
 /// How often counters and free memory alone are worth a new record.
@@ -34,6 +37,8 @@ pub struct Shown {
     pub channels: Channels,
     /// Where its data listener is bound.
     pub data: SocketAddr,
+    /// Where its part of the scheduler's state is kept.
+    pub store: RaftStore,
 }
 
 /// Publishes this node's record whenever it changes. Runs until it is dropped.
@@ -59,6 +64,7 @@ pub async fn report(swarm: Swarm, mut fixed: RecordBody, worker: Worker, files: 
         (fixed.links, fixed.cabling) = (links, Some(shown.cables.cabling(cables)));
         fixed.rdma = shown.cables.ports();
         fixed.routes = shown.channels.routes();
+        fixed.trouble = shown.store.trouble().map(|text| plain(&text, MAX_TROUBLE_CHARS));
         let now = body(&fixed, &worker, &files).await;
         let quiet = without_counters(now.clone()) == without_counters(last.clone());
         if now != last && (!quiet || counted.elapsed() >= COUNTERS) {
@@ -155,12 +161,15 @@ fn head(running: &Running) -> HeadReport {
 
 impl From<status::Failure> for RankFailure {
     fn from(failure: status::Failure) -> Self {
-        // A record takes no control characters and no long texts; an error of a library may have both.
-        let text = failure.text.chars().map(|c| if c.is_control() { ' ' } else { c });
         RankFailure {
             code: failure.code.to_owned(),
-            text: text.take(MAX_FAILURE_CHARS).collect(),
+            text: plain(&failure.text, MAX_FAILURE_CHARS),
             passing: failure.passing,
         }
     }
+}
+
+/// A record takes no control characters and no long texts; an error of a library may have both.
+fn plain(text: &str, most: usize) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(most).collect()
 }

@@ -27,7 +27,10 @@ pub fn topology(view: &View, table: &Table) -> Topology {
             name: body.map_or_else(|| member.name.clone(), |body| body.name.clone()),
             // Without its record nothing can be placed on it, however alive it is.
             alive: is_there(table, id) && body.is_some(),
-            offered_bytes: body.map_or(0, |body| body.memory.offered_bytes),
+            // One that cannot write what it is told would never begin.
+            offered_bytes: body
+                .filter(|body| body.trouble.is_none())
+                .map_or(0, |body| body.memory.offered_bytes),
             memory_bytes: body.map(|body| body.memory.total_bytes),
             reach: reach.get(id).cloned().unwrap_or_default(),
             speed: body.and_then(speed),

@@ -80,7 +80,8 @@ pub(super) struct Serve {
 struct Document<'a> {
     schema: &'static str,
     instance: &'a str,
-    state: Option<&'a Instance>,
+    /// As it is now: with `--no-wait` hardly ever ready.
+    state: &'a Instance,
 }
 
 impl Serve {
@@ -88,18 +89,18 @@ impl Serve {
         let agent = Agent::find(&self.agent)?;
         let mut progress = ProgressLine::start(format!("asking for {}", self.request.model));
         let id = wait::to_serve(&agent, &self.request.body(), &mut progress).await?;
-        let ready = match self.no_wait {
-            true => None,
-            false => Some(wait::for_instance(&agent, &id, &mut progress).await?),
+        let state = match self.no_wait {
+            true => wait::to_see(&agent, &id).await?,
+            false => wait::for_instance(&agent, &id, &mut progress).await?,
         };
         progress.finish(None);
         if self.json {
-            print_json(&Document { schema: "shoal.instance/0", instance: &id, state: ready.as_ref() })?;
-        } else if let Some(ready) = ready {
-            let swarm = agent.swarm().await?;
-            print_lines([format!("{id} is ready on {}", super::status::stages_text(&swarm, &ready))])?;
-        } else {
+            print_json(&Document { schema: "shoal.instance/0", instance: &id, state: &state })?;
+        } else if self.no_wait {
             print_lines([format!("{id} is on its way; see `shoal status`")])?;
+        } else {
+            let swarm = agent.swarm().await?;
+            print_lines([format!("{id} is ready on {}", super::status::stages_text(&swarm, &state))])?;
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -117,7 +117,10 @@ fn nodes(swarm: &Swarm) -> Vec<String> {
             unknown(node.http.as_deref().map(printable)),
         ]);
     }
-    table.lines("")
+    let mut lines = table.lines("");
+    let ailing = swarm.nodes.iter().filter_map(|node| Some((node, node.reason.as_ref()?)));
+    lines.extend(ailing.map(|(node, reason)| format!("  {}: {}", printable(&node.name), printable(reason))));
+    lines
 }
 
 fn instances(swarm: &Swarm, paint: Paint) -> Vec<String> {

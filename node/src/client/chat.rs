@@ -90,17 +90,23 @@ pub struct Answer {
     pub completion_tokens: Option<u32>,
     /// From the request to the first text.
     pub ttft: Option<Duration>,
-    /// When each piece of text came, since the request.
+    /// When each piece of text came, since the request. Pieces that were read at once have the same instant.
     pub arrivals: Vec<Duration>,
 }
 
+/// What comes within less came in one burst: its pace is the network's, not the model's.
+const LEAST_SPAN: Duration = Duration::from_millis(1);
+
 impl Answer {
-    /// (n - 1) / (last - first): tokens a second after the first.
+    /// (n - 1) / (last - first): tokens a second after the first. Where more than one came at first, these are not among
+    /// them (as many tokens are taken for a piece of text as it has on average). None where all came in one burst.
     pub fn tokens_per_s(&self) -> Option<f64> {
         let (first, last) = (self.arrivals.first()?, self.arrivals.last()?);
-        let span = last.checked_sub(*first)?.as_secs_f64();
-        let tokens = f64::from(self.completion_tokens?.checked_sub(1)?);
-        (span > 0.0 && tokens > 0.0).then(|| tokens / span)
+        let span = last.checked_sub(*first).filter(|span| *span >= LEAST_SPAN)?.as_secs_f64();
+        let burst = self.arrivals.iter().take_while(|arrival| **arrival - *first < LEAST_SPAN).count();
+        let after = (self.arrivals.len() - burst) as f64 / self.arrivals.len() as f64;
+        let tokens = f64::from(self.completion_tokens?) * after;
+        (tokens > 0.0).then(|| tokens / span)
     }
 }
 
@@ -177,8 +183,9 @@ impl ChatStream {
             }
             match self.bytes.next().await {
                 Some(Ok(bytes)) => {
+                    let now = self.began.elapsed();
                     for piece in self.reader.push(&bytes).map_err(broken)? {
-                        self.take(piece)?;
+                        self.take(piece, now)?;
                     }
                 }
                 Some(Err(error)) => return Err(broken(error)),
@@ -197,7 +204,7 @@ impl ChatStream {
         &self.answer
     }
 
-    fn take(&mut self, piece: Sse) -> Result<(), Failure> {
+    fn take(&mut self, piece: Sse, now: Duration) -> Result<(), Failure> {
         let data = match piece {
             Sse::Comment(text) => {
                 self.ready.push_back(ChatEvent::Waiting(text));
@@ -215,7 +222,6 @@ impl ChatStream {
         }
         for choice in chunk.choices {
             if let Some(text) = choice.delta.content.filter(|text| !text.is_empty()) {
-                let now = self.began.elapsed();
                 self.answer.ttft.get_or_insert(now);
                 self.answer.arrivals.push(now);
                 self.answer.text.push_str(&text);
@@ -278,5 +284,19 @@ mod tests {
         assert_eq!((failure.code.as_str(), failure.message.as_str()), ("node_lost", "node b is gone"));
         let mut cut = stream(vec!["data: {\"choices\":[]}\n\n"]);
         assert_eq!(cut.next().await.unwrap_err().code, "answer_broken");
+    }
+
+    #[test]
+    fn a_burst_has_no_pace() {
+        let rate = |tokens, arrivals: &[u64]| {
+            let arrivals = arrivals.iter().map(|us| Duration::from_micros(*us)).collect();
+            Answer { completion_tokens: Some(tokens), arrivals, ..Answer::default() }.tokens_per_s()
+        };
+        assert_eq!(rate(5, &[0, 10_000, 20_000, 30_000, 40_000]), Some(100.0));
+        assert_eq!(rate(5, &[7, 7, 7, 7, 7]), None);
+        assert_eq!(rate(5, &[7, 9, 12, 20, 25]), None);
+        // Four at once and one more: one token in ten milliseconds.
+        assert_eq!(rate(5, &[0, 0, 1, 2, 10_000]), Some(100.0));
+        assert_eq!(rate(1, &[5]), None);
     }
 }

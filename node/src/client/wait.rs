@@ -69,6 +69,21 @@ pub async fn to_serve(
     }
 }
 
+/// The instance as soon as the agent knows of it, however far it is.
+pub async fn to_see(agent: &Agent, instance: &str) -> Result<Instance, Failure> {
+    let began = Instant::now();
+    let mut changes = agent.changes().await?;
+    loop {
+        let swarm = changes.next().await?;
+        if let Some(found) = swarm.instances.into_iter().find(|found| found.id == instance) {
+            return Ok(found);
+        }
+        if began.elapsed() > SEEN_WITHIN {
+            return Err(never_there(instance));
+        }
+    }
+}
+
 /// Waits until the instance answers; shows how far it is.
 pub async fn for_instance(
     agent: &Agent,
@@ -81,8 +96,7 @@ pub async fn for_instance(
         let swarm = changes.next().await?;
         let Some(found) = swarm.instances.iter().find(|found| found.id == instance) else {
             if began.elapsed() > SEEN_WITHIN {
-                let message = format!("the instance {instance} was stopped, or was never there");
-                return Err(Failure::new(Exit::Unknown, "instance_not_found", message));
+                return Err(never_there(instance));
             }
             continue;
         };
@@ -98,6 +112,11 @@ pub async fn for_instance(
             InstanceState::Loading => show_loading(&swarm, found, progress),
         }
     }
+}
+
+fn never_there(instance: &str) -> Failure {
+    let message = format!("the instance {instance} was stopped, or was never there");
+    Failure::new(Exit::Unknown, "instance_not_found", message)
 }
 
 fn show_loading(swarm: &Swarm, instance: &Instance, progress: &mut ProgressLine) {

@@ -154,6 +154,11 @@ impl From<StoreError> for Failure {
                 "check python3 and pip and the network, or add the file yourself with `shoal models add PATH`".into(),
             ),
             StoreError::Stopped => return Failure::new(Exit::Failed, "stopped", message),
+            StoreError::NotWritable { source, .. }
+                if matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) =>
+            {
+                (Exit::Failed, "no_space", "make room, or choose another folder with --model-dir".into())
+            }
             StoreError::NotWritable { .. } => {
                 (Exit::Failed, "not_writable", "choose another folder with --model-dir".into())
             }

@@ -2,8 +2,7 @@ use std::process::Command;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use shoal_model::gguf::TensorType;
-use shoal_model::gguf::writer::GgufWriter;
+use shoal_model::synthetic::SyntheticModel;
 use tempfile::TempDir;
 
 use super::*;
@@ -16,11 +15,8 @@ fn go(_: Progress<'_>) -> ControlFlow<()> {
 /// A small GGUF file; `seed` makes its bytes and so its digest.
 fn gguf(folder: &TempDir, name: &str, seed: u32) -> PathBuf {
     let path = folder.path().join(name);
-    let mut writer = GgufWriter::new();
-    writer.string("general.architecture", "llama").integer("llama.block_count", 2);
-    writer.integer("llama.context_length", 64).integer("test.seed", seed);
-    writer.tensor("weights", TensorType::F32, &[8], &[0; 32]);
-    fs::write(&path, writer.bytes()).unwrap();
+    let model = SyntheticModel { layers: 2, context: 64, seed: seed.into(), ..SyntheticModel::default() };
+    model.write(&path).unwrap();
     path
 }
 
@@ -104,7 +100,7 @@ fn a_bad_file_is_refused_with_the_reason() {
     let file = gguf(&folder, "m.gguf", 1);
     let whole = fs::read(&file).unwrap();
     for (bytes, word) in
-        [(&whole[..whole.len() - 8], "truncated"), (b"<html>not found", "GGUF"), (b"", "open")]
+        [(&whole[..whole.len() / 2], "truncated"), (b"<html>not found", "GGUF"), (b"", "open")]
     {
         fs::write(&file, bytes).unwrap();
         let failure = Failure::from(store(&folder).add(&file, None, &mut go).unwrap_err());
@@ -243,4 +239,30 @@ fn a_read_only_store_is_read_and_says_why_it_is_not_written() {
         Ok(child) => panic!("{}", String::from_utf8_lossy(&child.stdout)),
         Err(error) => println!("SKIPPED: no unshare here: {error}"),
     }
+}
+
+/// What loading would refuse is refused before it is copied, with the same reason.
+#[test]
+fn a_file_that_no_node_could_load_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    let whole = SyntheticModel::default().gguf().bytes();
+    // In the file a text's type (4 bytes) and length (8) stand between its key and it; a number's type before it.
+    let with = |key: &str, skip: usize, new: &[u8]| {
+        let mut bytes = whole.clone();
+        let at = bytes.windows(key.len()).position(|window| window == key.as_bytes()).unwrap();
+        bytes[at + key.len() + skip..][..new.len()].copy_from_slice(new);
+        bytes
+    };
+    for (bytes, word) in [
+        (with("general.architecture", 12, b"mamba"), "mamba"),
+        (with("llama.attention.head_count", 4, &[0; 4]), "head_count"),
+        (with("tokenizer.ggml.model", 12, b"rwkv"), "rwkv"),
+    ] {
+        fs::write(&path, bytes).unwrap();
+        let failure = Failure::from(store(&folder).add(&path, None, &mut go).unwrap_err());
+        assert_eq!((failure.exit, failure.code.as_str()), (Exit::BadModel, "bad_model_file"));
+        assert!(failure.message.contains(word), "{word}: {}", failure.message);
+    }
+    assert!(!folder.path().join("models").exists(), "nothing was made");
 }

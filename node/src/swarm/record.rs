@@ -41,6 +41,7 @@ const ENDED: u16 = 3;
 const LINKS: u16 = 4;
 const ROUTES: u16 = 5;
 const CABLES: u16 = 6;
+const TROUBLE: u16 = 7;
 
 /// Why a record is refused.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -348,6 +349,9 @@ pub struct RecordBody {
     /// Its links' cables, at most [`MAX_LINKS`]; in a section of its own.
     #[serde(skip)]
     pub cabling: Option<Cabling>,
+    /// Why it can take nothing new: its disk cannot be written; in a section of its own.
+    #[serde(skip)]
+    pub trouble: Option<String>,
 }
 
 impl RecordBody {
@@ -438,6 +442,7 @@ impl RecordBody {
             Ok(())
         })?;
         self.cabling.as_ref().map_or(Ok(()), Cabling::validate)?;
+        text("trouble", self.trouble.as_deref().unwrap_or_default())?;
         amount("routes", self.routes.len() as u64, MAX_ROUTES as u64)?;
         list("routes", &self.routes, |route| {
             amount("routes", route.over.len() as u64, shoal_transport::MAX_RELAYS as u64)
@@ -525,8 +530,12 @@ impl Record {
         let head = Head { node: identity.id().clone(), version };
         let writer = Writer::new().section(HEAD, &head)?.section(BODY, body)?.section(ENDED, &body.ended)?;
         let writer = writer.section(LINKS, &body.links)?.section(ROUTES, &body.routes)?;
-        let payload = match &body.cabling {
-            Some(cabling) => writer.section(CABLES, cabling)?.finish(),
+        let writer = match &body.cabling {
+            Some(cabling) => writer.section(CABLES, cabling)?,
+            None => writer,
+        };
+        let payload = match &body.trouble {
+            Some(trouble) => writer.section(TROUBLE, trouble)?.finish(),
             None => writer.finish(),
         };
         let signature = identity.sign(&signed(&payload));
@@ -558,6 +567,7 @@ impl Record {
         body.links = reader.optional(LINKS)?.unwrap_or_default();
         body.routes = reader.optional(ROUTES)?.unwrap_or_default();
         body.cabling = reader.optional(CABLES)?;
+        body.trouble = reader.optional(TROUBLE)?;
         body.validate()?;
         Ok(Self { node, version, body })
     }

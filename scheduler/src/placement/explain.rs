@@ -168,7 +168,7 @@ fn rows(pool: &Pool<'_>, attempt: Option<&Shape>, parts: &[Stage]) -> Vec<NodeFi
             Unfit::Gone => (NodeFitCode::Gone, "is gone: nothing has been heard of it for some seconds."),
             Unfit::NotSelected => (NodeFitCode::NotSelected, "is not among the nodes that were asked for."),
             Unfit::NoShards => {
-                (NodeFitCode::NoShards, "offers no memory for shards (it was started with --offer 0).")
+                (NodeFitCode::NoShards, "offers no memory for shards (it was started with --offer 0, or `shoal status` says what ails it).")
             }
         };
         row(node, *used, code, text)

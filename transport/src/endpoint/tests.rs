@@ -340,3 +340,20 @@ fn a_sealed_connection_takes_nothing_that_its_dialler_did_not_seal() {
     });
     assert_eq!(channel.next(Wait::Poll).unwrap(), None);
 }
+
+/// The last clone of an endpoint may go with something that the thread at its own door lets go of.
+#[test]
+fn a_thread_of_the_endpoint_may_drop_the_last_clone_of_it() {
+    let endpoint = Endpoint::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let (give, given) = std::sync::mpsc::channel::<Endpoint>();
+    let (tell, told) = std::sync::mpsc::channel();
+    let dropping = std::thread::spawn(move || {
+        drop(given.recv());
+        tell.send(()).unwrap();
+    });
+    // In the place of the thread at the door, which is kept to see that it ends.
+    let door = endpoint.owner.door.lock().unwrap().replace(dropping).unwrap();
+    give.send(endpoint).unwrap();
+    told.recv_timeout(std::time::Duration::from_secs(10)).expect("the thread did not join itself");
+    door.join().unwrap();
+}

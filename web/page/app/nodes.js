@@ -68,6 +68,7 @@ function card(item) {
         node.version && `shoal ${node.version}`,
         node.memory_read_bytes_per_s && `reads ${rate(node.memory_read_bytes_per_s)}`,
         node.rdma.length > 0 && plural(node.rdma.length, "RDMA device", "RDMA devices"),
+        node.reason,
         node.state !== "ready" && node.last_seen_ms !== null && `last heard ${count(Math.round(node.last_seen_ms / 1000))} s ago`,
       ];
       setText(speed, measured.filter(Boolean).join(" · "));

@@ -1,32 +1,53 @@
 //! What a client asks of `/api/v1`, and the short answers.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{Document, Schema, Timestamp};
+use crate::fields::{FieldError, Fields, FromJson};
 
-/// Body of `POST /api/v1/instances`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Body of `POST /api/v1/instances`. A field that it does not have is refused: it would be a setting that nobody heeds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ServeRequest {
     /// The model's id.
     pub model: String,
     /// Tokens of context per slot; absent: what the placement rules give.
-    #[serde(default)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<u32>,
     /// Requests at once; absent: 4.
-    #[serde(default)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub slots: Option<u16>,
     /// As what numbers keys and values are kept: `f16` or `q8`; absent: `f16`.
-    #[serde(default)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_type: Option<String>,
     /// `auto`, `pipeline=N`, `tensor=N` or `tensor=SxR`; absent: `auto`.
-    #[serde(default)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub parallel: Option<String>,
     /// How layers are cut into stages: `auto`, `speed` or `memory`; absent: `auto`.
-    #[serde(default)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub cut: Option<String>,
     /// Only these nodes, by id, name or unique prefix of an id; empty: any.
-    #[serde(default)]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
+}
+
+impl FromJson for ServeRequest {
+    fn from_json(value: Value) -> Result<Self, FieldError> {
+        const KNOWN: [&str; 7] = ["model", "context", "slots", "kv_type", "parallel", "cut", "nodes"];
+        let mut fields = Fields::of("", value)?;
+        // The ranges are those of the types; which values can be served, the node says.
+        let request = ServeRequest {
+            model: fields.required("model")?,
+            context: fields.integer("context", 0, u32::MAX.into())?.map(|context| context as u32),
+            slots: fields.integer("slots", 0, u16::MAX.into())?.map(|slots| slots as u16),
+            kv_type: fields.string("kv_type")?,
+            parallel: fields.string("parallel")?,
+            cut: fields.string("cut")?,
+            nodes: fields.strings("nodes")?,
+        };
+        fields.nothing_else(&KNOWN)?;
+        Ok(request)
+    }
 }
 
 /// Body of `POST /api/v1/plan`: the same question without the deed.
@@ -59,10 +80,20 @@ impl Document for Stopping {
 }
 
 /// Body of `POST /api/v1/open`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OpenRequest {
     /// How long machines may join, from now; 0 closes the window.
     pub duration_s: u64,
+}
+
+impl FromJson for OpenRequest {
+    fn from_json(value: Value) -> Result<Self, FieldError> {
+        let mut fields = Fields::of("", value)?;
+        let duration_s = fields.integer("duration_s", 0, u64::MAX.into())?;
+        let duration_s = duration_s.ok_or_else(|| fields.missing("duration_s"))? as u64;
+        fields.nothing_else(&["duration_s"])?;
+        Ok(OpenRequest { duration_s })
+    }
 }
 
 /// Answer of `POST /api/v1/open`.
@@ -79,10 +110,19 @@ impl Document for OpenWindow {
 }
 
 /// Body of `POST /api/v1/models/pull`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PullRequest {
     /// The model's id.
     pub model: String,
+}
+
+impl FromJson for PullRequest {
+    fn from_json(value: Value) -> Result<Self, FieldError> {
+        let mut fields = Fields::of("", value)?;
+        let model = fields.required("model")?;
+        fields.nothing_else(&["model"])?;
+        Ok(PullRequest { model })
+    }
 }
 
 /// Answer of `POST /api/v1/models/pull`, status 202: `downloads` of `GET /api/v1/swarm` tell how far.

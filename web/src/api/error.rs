@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{Document, Schema};
+use crate::fields::{FieldError, Wrong};
 
 /// `{"schema":"shoal.error/0","error":{code, message, fix, node}}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -135,5 +136,17 @@ impl ApiError {
                 node: self.node.clone(),
             },
         }
+    }
+}
+
+impl From<FieldError> for ApiError {
+    fn from(error: FieldError) -> Self {
+        let code = match error.wrong {
+            Wrong::Type => "invalid_type",
+            Wrong::Value => "invalid_value",
+            Wrong::Unsupported => "unsupported_parameter",
+            Wrong::Unknown => "unknown_field",
+        };
+        ApiError::new(ErrorKind::Invalid, code, error.message)
     }
 }

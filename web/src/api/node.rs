@@ -15,6 +15,9 @@ pub struct Node {
     pub version: Option<String>,
     /// How it is.
     pub state: NodeState,
+    /// Why it takes nothing new; null if nothing ails it.
+    #[serde(default)]
+    pub reason: Option<String>,
     /// Its part in deciding; null while that is not known.
     pub role: Option<NodeRole>,
     /// Operating system, such as `linux` or `macos`.

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::GenerateError;
 use crate::api::ApiError;
+use crate::fields::{FieldError, Wrong};
 
 /// `{"error":{message, type, param, code}}` with a status and, where trying again helps, `Retry-After`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,10 +89,20 @@ impl From<GenerateError> for OpenAiError {
             GenerateError::NodeLost { retry_after_s, .. } => {
                 new(StatusCode::SERVICE_UNAVAILABLE, "node_lost").retry_after(retry_after_s.into())
             }
+            GenerateError::Stopped { .. } => new(StatusCode::NOT_FOUND, "instance_stopped").param("model"),
             GenerateError::Unsupported { param, text } => OpenAiError::unsupported(&param, text),
             GenerateError::Invalid { param: Some(param), text } => OpenAiError::invalid(&param, text),
             GenerateError::Invalid { param: None, .. } => new(StatusCode::BAD_REQUEST, "invalid_value"),
             GenerateError::Internal { .. } => new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error"),
+        }
+    }
+}
+
+impl From<FieldError> for OpenAiError {
+    fn from(error: FieldError) -> Self {
+        match error.wrong {
+            Wrong::Unsupported => OpenAiError::unsupported(&error.path, error.message),
+            Wrong::Type | Wrong::Value | Wrong::Unknown => OpenAiError::invalid(&error.path, error.message),
         }
     }
 }

@@ -6,9 +6,9 @@
 
 use serde_json::Value;
 
-use super::fields::{Fields, kind};
 use super::sampling::{logit_bias, logprobs};
 use super::{OpenAiError, RequestId};
+use crate::fields::{Fields, kind};
 use crate::{ChatMessage, ChatRequest};
 
 /// Stop strings that one request may have.
@@ -36,7 +36,7 @@ pub(crate) struct Parsed {
 /// Reads a request; the error names the field.
 pub(crate) fn parse(id: RequestId, body: Value) -> Result<Parsed, OpenAiError> {
     let mut fields = Fields::of("", body)?;
-    let model = required(&mut fields, "model")?;
+    let model = fields.required("model")?;
     let messages = messages(&mut fields)?;
     refuse_unsupported(&mut fields)?;
 
@@ -100,20 +100,7 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), OpenAiError> {
         value.as_array().is_some_and(|list| list.iter().all(|modality| modality.as_str() == Some("text")))
     })?;
     fields.neutral("audio", never)?;
-    fields.neutral("web_search_options", never)
-}
-
-fn required(fields: &mut Fields, name: &str) -> Result<String, OpenAiError> {
-    match fields.string(name)? {
-        Some(text) if !text.is_empty() => Ok(text),
-        Some(_) => Err(OpenAiError::invalid(&fields.path(name), format!("{} is empty", fields.path(name)))),
-        None => Err(missing(fields, name)),
-    }
-}
-
-fn missing(fields: &Fields, name: &str) -> OpenAiError {
-    let path = fields.path(name);
-    OpenAiError::invalid(&path, format!("{path} is missing"))
+    Ok(fields.neutral("web_search_options", never)?)
 }
 
 fn token_limit(fields: &mut Fields, name: &str) -> Result<Option<u32>, OpenAiError> {
@@ -157,7 +144,7 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>, OpenAiError> {
 }
 
 fn messages(fields: &mut Fields) -> Result<Vec<ChatMessage>, OpenAiError> {
-    let Some(list) = fields.list("messages")? else { return Err(missing(fields, "messages")) };
+    let Some(list) = fields.list("messages")? else { return Err(fields.missing("messages").into()) };
     if list.is_empty() {
         let message = "messages is empty: it needs at least one message, such as a user's".to_owned();
         return Err(OpenAiError::invalid("messages", message));
@@ -167,7 +154,7 @@ fn messages(fields: &mut Fields) -> Result<Vec<ChatMessage>, OpenAiError> {
 
 fn message(path: &str, value: Value) -> Result<ChatMessage, OpenAiError> {
     let mut fields = Fields::of(path, value)?;
-    let role = required(&mut fields, "role")?;
+    let role = fields.required("role")?;
     let at = fields.path("role");
     let role = match role.as_str() {
         "system" | "user" | "assistant" => role,
@@ -194,7 +181,7 @@ fn message(path: &str, value: Value) -> Result<ChatMessage, OpenAiError> {
             let message = format!("{at} must be a string or a list of parts, not {}", kind(&other));
             return Err(OpenAiError::invalid(&at, message));
         }
-        None => return Err(missing(&fields, "content")),
+        None => return Err(fields.missing("content").into()),
     };
     Ok(ChatMessage { role, content })
 }
@@ -203,9 +190,9 @@ fn message(path: &str, value: Value) -> Result<ChatMessage, OpenAiError> {
 fn parts_text(path: &str, parts: Vec<Value>) -> Result<String, OpenAiError> {
     let part_text = |(index, part): (usize, Value)| {
         let mut fields = Fields::of(&format!("{path}[{index}]"), part)?;
-        let kind = required(&mut fields, "type")?;
+        let kind = fields.required("type")?;
         if kind == "text" {
-            return fields.string("text")?.ok_or_else(|| missing(&fields, "text"));
+            return fields.string("text")?.ok_or_else(|| fields.missing("text").into());
         }
         let at = fields.path("type");
         Err(OpenAiError::unsupported(&at, format!("{at} is {kind:?}, and only text is supported yet")))

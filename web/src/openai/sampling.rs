@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::OpenAiError;
-use super::fields::Fields;
+use crate::fields::Fields;
 
 /// The most tokens that one request may bias.
 pub const MAX_LOGIT_BIASES: usize = 1024;

@@ -204,6 +204,7 @@ async fn failure_before_the_first_byte_has_its_status() {
         ),
         (GenerateError::QueueFull { retry_after_s: 3 }, 429, "queue_full", "3"),
         (GenerateError::NodeLost { text: "desk is gone".into(), retry_after_s: 0 }, 503, "node_lost", "1"),
+        (GenerateError::Stopped { instance: "smollm2-135m-k3qa".into() }, 404, "instance_stopped", ""),
         (GenerateError::Internal { text: "a bug of ours".into() }, 500, "internal_error", ""),
         (
             GenerateError::Unsupported { param: "top_k".into(), text: "no top_k here".into() },

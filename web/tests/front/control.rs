@@ -34,7 +34,7 @@ async fn health_names_node_and_scheduler() {
 #[tokio::test]
 async fn serve_stop_open_and_pull() {
     let front = Front::new();
-    let answer = front.post("/api/v1/instances", json!({"model": "m", "context": 2048, "later": 1})).await;
+    let answer = front.post("/api/v1/instances", json!({"model": "m", "context": 2048})).await;
     assert_eq!(answer.status, 202);
     assert_eq!(answer.json(), json!({"schema": "shoal.instance/0", "instance": "m-zzzz"}));
     let answer = front
@@ -71,14 +71,48 @@ async fn errors_say_code_message_and_fix() {
         (answer.status.as_u16(), answer.json()["error"]["code"].as_str()),
         (400, Some("invalid_path"))
     );
-    for (body, code) in
-        [("{", "invalid_json"), (r#"{"context": 1}"#, "invalid_type"), (r#"{"model": 1}"#, "invalid_type")]
-    {
-        let answer = front.post("/api/v1/instances", body).await;
+    let answer = front.post("/api/v1/instances", "{").await;
+    assert_eq!(answer.json()["error"]["code"], "invalid_json");
+}
+
+/// A setting that is misspelled, or of another type, is never taken for the default.
+#[tokio::test]
+async fn a_wrong_field_is_named() {
+    let front = Front::new();
+    let serve = [
+        ("[]", "invalid_type", "the request must be an object, not a list"),
+        (r#"["smollm2-135m"]"#, "invalid_type", "the request must be an object, not a list"),
+        ("null", "invalid_type", "the request must be an object, not null"),
+        (r#"{"context":1}"#, "invalid_type", "model is missing"),
+        (r#"{"model":1}"#, "invalid_type", "model must be a string, not a number"),
+        (r#"{"model":""}"#, "invalid_value", "model is empty"),
+        (r#"{"model":"m","context":"1"}"#, "invalid_type", "context must be an integer, not a string"),
+        (r#"{"model":"m","context":-1}"#, "invalid_value", "context must be from 0 to 4294967295, and is -1"),
+        (r#"{"model":"m","slots":1.5}"#, "invalid_type", "slots must be an integer, not a number"),
+        (r#"{"model":"m","parallel":{}}"#, "invalid_type", "parallel must be a string, not an object"),
+        (r#"{"model":"m","nodes":"a"}"#, "invalid_type", "nodes must be a list, not a string"),
+        (r#"{"model":"m","nodes":["a",1]}"#, "invalid_type", "nodes[1] must be a string, not a number"),
+        (
+            r#"{"model":"m","contex":1}"#,
+            "unknown_field",
+            "there is no field \"contex\" here; known are model, context, slots, kv_type, parallel, cut, nodes",
+        ),
+    ];
+    let serve = serve.iter().flat_map(|case| [("plan", case), ("instances", case)]);
+    let pull =
+        ("models/pull", &(r#"{"model":true}"#, "invalid_type", "model must be a string, not a boolean"));
+    let open = [
+        ("open", &("{}", "invalid_type", "duration_s is missing")),
+        ("open", &(r#"{"duration_s":"1"}"#, "invalid_type", "duration_s must be an integer, not a string")),
+    ];
+    for (path, (body, code, message)) in serve.chain([pull]).chain(open) {
+        let answer = front.post(&format!("/api/v1/{path}"), *body).await;
+        assert_eq!(answer.status.as_u16(), 400, "{path} {body}");
+        let error = &answer.json()["error"];
         assert_eq!(
-            (answer.status.as_u16(), answer.json()["error"]["code"].as_str()),
-            (400, Some(code)),
-            "{body}"
+            (&error["code"], &error["message"]),
+            (&(*code).into(), &(*message).into()),
+            "{path} {body}"
         );
     }
 }
