@@ -76,7 +76,11 @@ impl Gate {
         let host = single(headers, &HOST).unwrap_or_default();
         let target = uri.authority().map(|authority| authority.as_str());
         if !self.host_allowed(host) || !target.is_none_or(|target| self.host_allowed(target)) {
-            let message = format!("the host {:?} is not a name of this machine", target.unwrap_or(host));
+            let message = match headers.get_all(&HOST).iter().count() {
+                1 => format!("the host {:?} is not a name of this machine", target.unwrap_or(host)),
+                0 => "the request has no Host header, so a page elsewhere may have sent it".to_owned(),
+                _ => "the request has several Host headers, so a page elsewhere may have sent it".to_owned(),
+            };
             let error = ApiError::new(ErrorKind::Forbidden, "host_not_allowed", message)
                 .fix("use http://localhost with the port, or the address of the machine");
             return Err(error);

@@ -51,7 +51,7 @@ impl Head<'_> {
     pub fn run(mut self) -> Result<(), Failure> {
         let end = self.steps();
         let text = match &end {
-            Ok(()) => "the instance was stopped or moved; ask again".to_owned(),
+            Ok(()) => "the instance was placed anew, as when one of its nodes is gone; ask again".to_owned(),
             Err(failure) => format!("the instance lost a part of itself ({}); ask again", failure.text),
         };
         self.batch.fail(&session::Failure::InstanceEnded(text.clone()), Instant::now());

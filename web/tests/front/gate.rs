@@ -17,6 +17,27 @@ async fn names_of_this_machine_are_let_in() {
 }
 
 #[tokio::test]
+async fn a_request_without_one_host_is_told_so() {
+    let front = Front::new();
+    let ask = |hosts: &[&str]| {
+        let request = axum::http::Request::builder().uri("/health");
+        hosts.iter().fold(request, |request, host| request.header("host", *host)).body(Body::empty()).unwrap()
+    };
+    for (hosts, said) in
+        [(&[][..], "has no Host header"), (&["localhost", "localhost"], "has several Host headers")]
+    {
+        let answer = front.send(ask(hosts)).await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.error().0.as_str()),
+            (403, "host_not_allowed"),
+            "{hosts:?}"
+        );
+        let message = answer.json()["error"]["message"].to_string();
+        assert!(message.contains(said), "{message}");
+    }
+}
+
+#[tokio::test]
 async fn every_answer_has_its_own_id() {
     let front = Front::new();
     let mut ids = std::collections::BTreeSet::new();
