@@ -94,6 +94,7 @@ def save(page, name):
 def test_why_a_model_fits_nowhere_is_said_node_by_node(desk):
     instance = desk.get_by_label("Instance big-model-2wzf")
     expect(instance).to_contain_text("no set of nodes has room")
+    expect(instance).to_contain_text("and 4 slots. Try: ")
     row = instance.get_by_role("row", name=re.compile("studio"))
     expect(row).to_contain_text("560 MB")
     expect(instance).to_contain_text("an offer of 1.4 GB on studio would fit")

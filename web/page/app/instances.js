@@ -136,7 +136,11 @@ function card(item, { onChat }) {
       ];
       setText(facts, words.filter(Boolean).join(" · "));
       setHidden(reason, instance.reason === null);
-      if (instance.reason) setText(reason, [instance.reason.message, instance.reason.fix].filter(Boolean).join(". Try: "));
+      if (instance.reason) {
+        // Some messages are sentences with their full stop, some are not.
+        const message = instance.reason.message.replace(/\.$/, "");
+        setText(reason, [message, instance.reason.fix].filter(Boolean).join(". Try: "));
+      }
       const why = JSON.stringify(instance.why_not);
       if (why !== shownLacks) {
         shownLacks = why;
