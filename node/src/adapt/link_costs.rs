@@ -8,6 +8,8 @@ use shoal_transport::collective::{
     self, MAX_RANKS, MESSAGE_S, Operation, REDUCE_BYTES_PER_S, Wiring, WiringError, pick,
 };
 
+use crate::engine::pipe::STEP_FRAME_BYTES;
+
 /// Bytes of a number in a sum.
 const NUMBER_BYTES: u64 = 4;
 
@@ -50,7 +52,7 @@ fn wired(ranks: usize, edges: Vec<(usize, usize, Edge)>) -> Option<Wiring> {
         bytes_per_s: edge.bytes_per_s,
     };
     let wiring = Wiring::new(ranks, edges.into_iter().map(link).collect()).ok()?;
-    Some(wiring.with_machine(message_s, REDUCE_BYTES_PER_S))
+    Some(wiring.with_machine(message_s, REDUCE_BYTES_PER_S).with_frames(STEP_FRAME_BYTES as usize))
 }
 
 /// How the ranks of a stage are wired, as its placement says; all alike where it says nothing. Each has a channel to each other:
@@ -63,7 +65,8 @@ pub fn wiring_of(stage: &Stage) -> Result<Wiring, WiringError> {
     let known = wired(stage.ranks.len(), stage.wires.iter().map(edge).collect());
     match known.filter(|_| !stage.wires.is_empty()) {
         Some(wiring) => Ok(wiring),
-        None => Wiring::mesh(stage.ranks.len(), NOMINAL.one_way_s, NOMINAL.bytes_per_s),
+        None => Wiring::mesh(stage.ranks.len(), NOMINAL.one_way_s, NOMINAL.bytes_per_s)
+            .map(|wiring| wiring.with_frames(STEP_FRAME_BYTES as usize)),
     }
 }
 

@@ -1,9 +1,10 @@
 //! How long a schedule takes on a wiring, and which one takes least.
 //!
-//! The schedule is carried out by the very machines that ranks run, without elements, along a clock. A rank spends a fixed time
-//! on each message that it sends or takes in and a time by bytes on sums, one after the other; a directed link carries one
-//! message after the other, each for its bytes over the bandwidth; relays pass on what they have of a message while the rest
-//! still arrives, so a route costs the sum of its latencies and its slowest link's bandwidth.
+//! The schedule is carried out by the very machines that ranks run, without elements, along a clock. Messages travel in frames,
+//! as on a channel: a rank spends a fixed time on each frame that it sends or takes in and a time by bytes on its sums, one after
+//! the other, while the frames behind it are still on their way; a directed link carries one frame after the other, each for its
+//! bytes over the bandwidth; relays pass on what they have of a frame while the rest still arrives, so a route costs the sum of
+//! its latencies and its slowest link's bandwidth.
 //!
 //! Only sums, products and comparisons of the same numbers: every rank gets the same answer.
 
@@ -12,11 +13,15 @@ use std::collections::BinaryHeap;
 
 use super::machine::{Machine, Progress};
 use super::moves::{Algorithm, Operation};
+use super::parcel::parcel_len;
 use super::schedule::{ELEMENT_BYTES, Schedule};
 use super::wiring::Wiring;
 
-/// Bytes that travel with each message beside its payload: a frame's header and the parcel's trailer.
+/// Bytes that travel with each frame beside its payload: its header and the parcel's trailer.
 const OVERHEAD_BYTES: f64 = 48.0;
+/// What an operation moves is cut into so many pieces here at most, each of several frames where need be: more of them would hide
+/// little more than the last one's sums, and a pick for a long prompt has to be quick.
+const MAX_PIECES: usize = 32;
 
 /// A schedule and what it is predicted to take.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,9 +45,9 @@ struct Event {
 
 #[derive(Clone, Copy, Debug)]
 enum What {
-    /// The sender may send its next message.
+    /// The sender may send its next piece.
     Ready,
-    /// The head of a message of so many elements is where this hop of its route begins; the tail comes at that time.
+    /// The head of a piece of so many elements is where this hop of its route begins; the tail comes at that time.
     Hop { len: usize, hop: usize, tail: f64 },
     /// All of it is there.
     There { len: usize },
@@ -74,9 +79,19 @@ struct Worker {
     announced: Vec<bool>,
 }
 
+/// Elements of a piece, alike for all schedules of an operation, and of a frame.
+fn piece_len(schedule: &Schedule, wiring: &Wiring) -> (usize, usize) {
+    let programs = (0..schedule.ranks()).filter_map(|rank| schedule.program(rank));
+    let most = programs.map(|program| program.mine.max(program.out)).max().unwrap_or(0);
+    let frame = parcel_len(wiring.frame_bytes()).max(1);
+    (frame * most.div_ceil(frame).div_ceil(MAX_PIECES).max(1), frame)
+}
+
 /// The time that `schedule` takes on `wiring`, in seconds.
 pub fn predict(schedule: &Schedule, wiring: &Wiring) -> f64 {
     let ranks = schedule.ranks();
+    let (piece, frame) = piece_len(schedule, wiring);
+    let frames = |len: usize| len.div_ceil(frame).max(1) as f64;
     let mut workers: Vec<Worker> = (0..ranks)
         .map(|_| Worker { progress: Progress::default(), free: 0.0, announced: vec![false; ranks] })
         .collect();
@@ -111,7 +126,7 @@ pub fn predict(schedule: &Schedule, wiring: &Wiring) -> f64 {
     while let Some(Event { at, from, to, what, .. }) = events.pop() {
         number += 1;
         if let What::Hop { len, hop, tail } = what {
-            let bytes = (len * ELEMENT_BYTES) as f64 + OVERHEAD_BYTES;
+            let bytes = (len * ELEMENT_BYTES) as f64 + frames(len) * OVERHEAD_BYTES;
             let route = wiring.route_of(from, to);
             let Some((&directed, link)) = route.get(hop).and_then(|it| Some((it, wiring.link(*it)?))) else {
                 events.push(Event { at: tail, number, from, to, what: What::There { len } });
@@ -128,17 +143,20 @@ pub fn predict(schedule: &Schedule, wiring: &Wiring) -> f64 {
         let Worker { progress, free, announced } = &mut workers[rank];
         let before = progress.summed;
         let mut machine = Machine { program, progress, mine: &mine, arena: &mut arena, out: &mut out };
-        *free = at.max(*free) + wiring.message_s();
+        *free = at.max(*free);
         if let What::There { len } = what {
             // What was sent is what is expected: both sides are of one schedule.
             if machine.take(from, &vec![(); len]).is_err() {
                 return f64::INFINITY;
             }
             let summed = machine.progress.summed - before;
-            *free += (summed * ELEMENT_BYTES) as f64 / wiring.reduce_bytes_per_s();
+            *free += frames(len) * wiring.message_s()
+                + (summed * ELEMENT_BYTES) as f64 / wiring.reduce_bytes_per_s();
         } else {
             announced[to] = false;
-            let Some(len) = machine.sendable(to) else { continue };
+            let Some(left) = machine.sendable(to) else { continue };
+            let len = left.min(piece);
+            *free += frames(len) * wiring.message_s();
             machine.fill(to, &mut vec![(); len]);
             events.push(Event { at: *free, number, from, to, what: What::Hop { len, hop: 0, tail: *free } });
         }

@@ -4,11 +4,14 @@ use super::span::MAX_RANKS;
 
 /// Bytes of the message that routes and groups are chosen for: an activation's row.
 const NOMINAL_BYTES: f64 = 4096.0;
-/// A machine's own cost of sending or taking in one message, in seconds, where nobody measured it: a call to the system and its
+/// A machine's own cost of sending or taking in one frame, in seconds, where nobody measured it: a call to the system and its
 /// copy.
 pub const MESSAGE_S: f64 = 2e-6;
-/// Bytes that a rank adds up in a second, where nobody measured it: one core, out of its cache.
-pub const REDUCE_BYTES_PER_S: f64 = 8e9;
+/// Bytes that a rank adds up in a second, where nobody measured it: one core, out of its cache. The machine of
+/// tests/bench/LEDGER.md does 24e9 there and 36e9 to 54e9 within; some have slower memory.
+pub const REDUCE_BYTES_PER_S: f64 = 16e9;
+/// The largest frame of a channel, where nobody says.
+const FRAME_BYTES: usize = 64 << 10;
 
 /// A link between two ranks, the same in both directions.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -78,6 +81,7 @@ pub struct Wiring {
     neighbours_only: bool,
     message_s: f64,
     reduce_bytes_per_s: f64,
+    frame_bytes: usize,
 }
 
 impl Wiring {
@@ -103,6 +107,7 @@ impl Wiring {
             neighbours_only: false,
             message_s: MESSAGE_S,
             reduce_bytes_per_s: REDUCE_BYTES_PER_S,
+            frame_bytes: FRAME_BYTES,
         };
         for root in 0..ranks {
             wiring.route(root)?;
@@ -123,7 +128,7 @@ impl Wiring {
         Wiring::new(ranks, pairs.map(|(a, b)| Link { a, b, latency_s, bytes_per_s }).collect())
     }
 
-    /// What a machine needs for each message beside the links, in seconds, and how many bytes it adds up in a second.
+    /// What a machine needs for each frame beside the links, in seconds, and how many bytes it adds up in a second.
     /// Values that are impossible are not taken.
     pub fn with_machine(mut self, message_s: f64, reduce_bytes_per_s: f64) -> Wiring {
         if message_s.is_finite() && message_s >= 0.0 {
@@ -132,6 +137,12 @@ impl Wiring {
         if reduce_bytes_per_s.is_finite() && reduce_bytes_per_s > 0.0 {
             self.reduce_bytes_per_s = reduce_bytes_per_s;
         }
+        self
+    }
+
+    /// The largest frame, in bytes, of the channels between the ranks: what messages are cut into. All ranks have to say the same.
+    pub fn with_frames(mut self, frame_bytes: usize) -> Wiring {
+        self.frame_bytes = frame_bytes;
         self
     }
 
@@ -180,7 +191,12 @@ impl Wiring {
         self.towards.get(root * self.ranks + rank).copied().unwrap_or(root)
     }
 
-    /// Seconds a machine spends on a message.
+    /// Bytes of the largest frame.
+    pub(super) fn frame_bytes(&self) -> usize {
+        self.frame_bytes
+    }
+
+    /// Seconds a machine spends on a frame.
     pub(super) fn message_s(&self) -> f64 {
         self.message_s
     }

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use shoal_transport::collective::{Wiring, WiringError};
 
+use crate::engine::pipe::STEP_FRAME_BYTES;
+
 /// A key, as it travels.
 pub(super) type Key = [u8; 32];
 
@@ -71,12 +73,13 @@ pub(super) struct Shape {
 
 impl Shape {
     pub(super) fn wiring(&self, ranks: usize) -> Result<Wiring, WiringError> {
-        if self.ring {
+        let wiring = if self.ring {
             // No routes lead over other ranks here.
-            Ok(Wiring::ring(ranks, self.latency_s, self.bytes_per_s)?.with_neighbours_only())
+            Wiring::ring(ranks, self.latency_s, self.bytes_per_s)?.with_neighbours_only()
         } else {
-            Wiring::mesh(ranks, self.latency_s, self.bytes_per_s)
-        }
+            Wiring::mesh(ranks, self.latency_s, self.bytes_per_s)?
+        };
+        Ok(wiring.with_frames(STEP_FRAME_BYTES as usize))
     }
 }
 

@@ -12,9 +12,8 @@ use shoal_transport::{Channel, Endpoint, Offer, Opening, Options, Purpose, Wait}
 use super::algorithm;
 use super::cable::End;
 use super::orders::{Answer, Key, Measured, Order, Work};
+use crate::engine::pipe::STEP_FRAME_BYTES;
 
-/// Largest frame: a message up to this is one.
-const FRAME_BYTES: u32 = 256 << 10;
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -117,7 +116,7 @@ impl Rank {
         channel[..8].copy_from_slice(&self.id);
         channel[8] = from as u8;
         channel[9] = to as u8;
-        Opening { channel, purpose: Purpose::Step, context: [0; 32], frame_bytes: FRAME_BYTES }
+        Opening { channel, purpose: Purpose::Step, context: [0; 32], frame_bytes: STEP_FRAME_BYTES }
     }
 
     fn start(&mut self, spin: bool, sealed: bool) -> anyhow::Result<Answer> {
