@@ -70,6 +70,10 @@ counters! {
     flows_refused,
     /// Flows that ended, were cut, or gave way.
     flows_over,
+    /// Of the flows carried, those of which a hop went over a cable.
+    flows_by_cable,
+    /// Prefaces that got no share of a cable: forged, recorded, for a cable or a number that is not to be had.
+    hops_refused,
     /// Times the thread at the door woke up.
     door_turns,
 }

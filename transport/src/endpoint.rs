@@ -4,6 +4,7 @@ mod cables;
 mod dial;
 mod door;
 mod forwarder;
+mod hops;
 mod passes;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ pub(crate) use self::cables::SharedCable;
 pub use self::cables::{CableHandle, Ended, REASON_CABLE_ENDED};
 use self::forwarder::Forwarder;
 pub use self::forwarder::MAX_FLOWS;
+pub use self::hops::Carried;
 use self::passes::Passes;
 
 /// A channel whose other side never connects is given up after this time.
@@ -217,9 +219,14 @@ impl Hub {
         if ways.is_empty() || place == Some(0) || (place.is_some() && since.elapsed() < MOVE_PAUSE) {
             return;
         }
+        self.send_to_move(channel, &mut state, dial::Errand::Move);
+    }
+
+    /// Sends a thread to move this channel, unless one is out already.
+    fn send_to_move(self: &Arc<Self>, channel: &Arc<Shared>, state: &mut State, errand: dial::Errand) {
         if state.may_move().is_some() {
             state.dialing = true;
-            if let Err(error) = dial::spawn(self, channel, dial::Errand::Move) {
+            if let Err(error) = dial::spawn(self, channel, errand) {
                 state.dialing = false;
                 tracing::warn!(%error, "no thread to move a channel");
             }
@@ -422,9 +429,10 @@ impl Endpoint {
     /// adds its end under the same `number`; `None` where that is in use. The channels that this side dials go over it after
     /// [`CableHandle::take_up`].
     ///
-    /// Frames go over it plain: it must be a cable between these two machines and nothing else.
+    /// Frames go over it plain: it must be a cable between these two machines and nothing else. Hops of ways over nodes between go
+    /// only over cables that were agreed on, see [`Endpoint::propose_cable`].
     pub fn add_cable(&self, cable: Cable, number: NonZeroU16, peer: IpAddr) -> Option<CableHandle> {
-        self.owner.hub.add_cable(cable, number, peer)
+        self.owner.hub.add_cable(cable, number, peer, None)
     }
 
     /// Closes all channels with [`REASON_SHUT_DOWN`], lets their last frames out, and stops listening. Blocks until that

@@ -20,6 +20,8 @@
 //! | 72..80 | first byte lacking | | |
 //! | 80..112 | MAC over bytes 0..80 | | |
 //!
+//! Before all that, whoever connects may ask to have what follows go over a cable of the two nodes instead, see [`crate::stream::preface`].
+//!
 //! A node between is greeted the same way, by the id and keys of a pass, with purpose 3 and the other fields 0; what follows
 //! its answer is for the next node.
 //!

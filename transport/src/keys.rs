@@ -127,6 +127,13 @@ pub(crate) struct ChannelKeys {
 }
 
 impl ChannelKeys {
+    /// Of two neighbours with a cable, from what each drew by chance and told the other on their anchor.
+    pub(crate) fn of_cable(offer: [u8; PUBLIC_BYTES], answer: [u8; PUBLIC_BYTES]) -> ChannelKeys {
+        let prk = hkdf::Salt::new(hkdf::HKDF_SHA256, b"shoal cable").extract(&[offer, answer].concat());
+        // Neither is to be told by what is derived.
+        ChannelKeys { prk, offer: [0; PUBLIC_BYTES], answer: [0; PUBLIC_BYTES] }
+    }
+
     fn expand<L: hkdf::KeyType, K>(
         &self,
         label: &[u8],

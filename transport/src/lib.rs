@@ -64,7 +64,8 @@
 //! without a pause in between: the old connection carries until the new one has been answered.
 //!
 //! An endpoint may be given a cable of RDMA queue pairs to another ([`rdma`], [`Endpoint::add_cable`]). Then channels dialled to it
-//! are agreed over a connection as ever, and their frames go over the cable, plain; when it breaks they heal on connections.
+//! are agreed over a connection as ever, and their frames go over the cable, plain; when it breaks they heal on connections. Ways
+//! over nodes between go over the cables of their hops, sealed, where those were agreed on ([`Endpoint::propose_cable`]).
 //!
 //! On loopback, frames are plain with a CRC32C; elsewhere they are sealed, with one key per channel, direction and
 //! incarnation; always so over others. The opening is authenticated in both cases. A wrong checksum or tag breaks the carrier, not the channel.
@@ -92,14 +93,15 @@ pub mod rdma;
 mod route;
 mod shared;
 mod state;
+mod stream;
 mod wait;
 mod window;
 
 pub use channel::{Channel, Closer, Frame, Waker, wait_any};
 pub use counters::Counters;
 pub use endpoint::{
-    CableHandle, Dialled, Ended, Endpoint, HEAL_DEADLINE, MAX_FLOWS, OPEN_DEADLINE, Offer, Opening, Options,
-    REASON_CABLE_ENDED, REASON_DROPPED, REASON_LOST, REASON_SHUT_DOWN, REASON_TOO_LONG,
+    CableHandle, Carried, Dialled, Ended, Endpoint, HEAL_DEADLINE, MAX_FLOWS, OPEN_DEADLINE, Offer, Opening,
+    Options, REASON_CABLE_ENDED, REASON_DROPPED, REASON_LOST, REASON_SHUT_DOWN, REASON_TOO_LONG,
 };
 pub use error::{BindError, ChannelError, GrantError, OpenError};
 pub use fault::{Fault, Faults};

@@ -12,6 +12,7 @@ use crate::fault::Fault;
 use crate::keys::{ChannelKeys, Direction, KeyError, Protection};
 use crate::route::Ways;
 use crate::state::{Role, State};
+use crate::stream::Stream;
 use crate::wait::Bell;
 
 /// One channel. The lock is held for a few calls to the system at most, never while waiting.
@@ -72,7 +73,7 @@ impl Shared {
     /// A carrier over a connection that has just been opened under `incarnation`.
     pub(crate) fn carrier(
         &self,
-        stream: std::net::TcpStream,
+        stream: Stream,
         incarnation: u32,
         protection: Protection,
         fault: Option<Fault>,

@@ -6,6 +6,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -88,7 +89,7 @@ pub struct ChannelStats {
     pub protection: Option<Protection>,
     /// Whether a connection is there and has proven itself.
     pub live: bool,
-    /// Whether its frames go over a cable.
+    /// Whether its frames go over a cable; on a way over nodes between, to the first of these or, at the other end, from the last.
     pub over_cable: bool,
 }
 
@@ -109,6 +110,8 @@ pub(crate) struct State {
     pub(crate) dialing: bool,
     /// The way of the present or last carrier, and since when; meaningful on the side that dials.
     route: Route,
+    /// Where its first hop goes.
+    first_hop: Option<IpAddr>,
     installed: Instant,
     /// The number of a cable that the other side does not have, or not for this channel.
     pub(crate) avoids_cable: Option<u16>,
@@ -155,6 +158,7 @@ impl State {
             },
             dialing: false,
             route: Route::direct(),
+            first_hop: None,
             installed: now,
             avoids_cable: None,
             always_sealed: false,
@@ -469,9 +473,16 @@ impl State {
         &self.route
     }
 
-    /// Notes the way of a carrier that is about to be installed.
-    pub(crate) fn set_route(&mut self, route: Route) {
+    /// Notes the way of a carrier that is about to be installed, and the address of its first hop.
+    pub(crate) fn set_route(&mut self, route: Route, first_hop: IpAddr) {
         self.route = route;
+        self.first_hop = Some(first_hop.to_canonical());
+    }
+
+    /// Whether the present carrier goes over nodes between, to the first of them by a connection to that address.
+    pub(crate) fn goes_over_connection_to(&self, node: IpAddr) -> bool {
+        let by_connection = self.carrier.as_ref().is_some_and(|carrier| !carrier.is_over_cable());
+        by_connection && !self.route.is_direct() && self.first_hop == Some(node)
     }
 
     /// Whether a connection is there that this side dialled straight to the other.

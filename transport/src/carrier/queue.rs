@@ -25,7 +25,7 @@ const LOOK_ASLEEP: Duration = Duration::from_millis(20);
 const GRACE: Duration = Duration::from_millis(100);
 
 /// Rings for whoever sleeps on a channel.
-struct Ringer {
+pub(crate) struct Ringer {
     bell: Bell,
     rung: AtomicBool,
 }
@@ -39,9 +39,16 @@ impl Wake for Ringer {
 }
 
 impl Ringer {
-    fn hush(&self) {
-        if self.rung.swap(false, Ordering::AcqRel) {
+    pub(crate) fn new() -> std::io::Result<Ringer> {
+        Ok(Ringer { bell: Bell::new()?, rung: AtomicBool::new(false) })
+    }
+
+    /// To be called before looking for what it rings for.
+    pub(crate) fn hush(&self) {
+        if self.rung.load(Ordering::Acquire) {
+            // In this order, lest it counts as rung and makes no sound: what rings in between is found by the look to come.
             self.bell.hush();
+            self.rung.store(false, Ordering::Release);
         }
     }
 }
@@ -76,7 +83,7 @@ impl QueueCarrier {
     /// Takes the channel's number on the cable, so that nothing is lost of what the other side sends once it agrees. `None` where
     /// another channel has that number, the cable is broken, or there are no descriptors.
     pub(crate) fn attach(cable: &Arc<SharedCable>, channel: u16, frame_bytes: u32) -> Option<QueueCarrier> {
-        let ringer = Arc::new(Ringer { bell: Bell::new().ok()?, rung: AtomicBool::new(false) });
+        let ringer = Arc::new(Ringer::new().ok()?);
         {
             let mut cable = cable.lock();
             if cable.check().is_err() || !cable.attach(channel, Some(ringer.clone())) {

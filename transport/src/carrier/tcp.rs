@@ -1,8 +1,8 @@
-//! The TCP carrier: one connection for one channel.
+//! The TCP carrier: one connection for one channel, to the other side or to the node between that comes next. In the latter case its
+//! first hop may go over a cable beside the connection.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{Shutdown, TcpStream};
-use std::sync::Arc;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use super::deframer::{Deframer, STAGING_BYTES};
@@ -10,6 +10,7 @@ use super::{Carrier, CarrierError, Readiness, Sent};
 use crate::fault::Fault;
 use crate::frame::{HEADER_BYTES, Header};
 use crate::keys::{FrameKey, Protection, TAG_BYTES};
+use crate::stream::Stream;
 
 /// After so long without an acknowledgement of sent bytes the system gives a connection up, so that a pulled cable is
 /// noticed well before the heal deadline is over. As long as the silence after which a node counts as gone.
@@ -42,9 +43,9 @@ pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Frames over a connected, non-blocking TCP stream.
+/// Frames over a connected stream.
 pub(crate) struct TcpCarrier {
-    stream: Arc<TcpStream>,
+    stream: Stream,
     incoming: Deframer,
     seal: Option<FrameKey>,
     protection: Protection,
@@ -64,9 +65,9 @@ struct Damage {
 }
 
 impl TcpCarrier {
-    /// `stream` has passed [`prepare`]; the keys are `None` for plain frames.
+    /// The keys are `None` for plain frames.
     pub(crate) fn new(
-        stream: TcpStream,
+        stream: Stream,
         frame_bytes: u32,
         protection: Protection,
         seal: Option<FrameKey>,
@@ -74,7 +75,7 @@ impl TcpCarrier {
         fault: Option<Fault>,
     ) -> TcpCarrier {
         TcpCarrier {
-            stream: Arc::new(stream),
+            stream,
             incoming: Deframer::new(frame_bytes, open),
             seal,
             protection,
@@ -119,8 +120,7 @@ impl Carrier for TcpCarrier {
         }
         header.crc32c = header.checksum(payload);
         let encoded = header.encode();
-        let written =
-            retry(|| (&*self.stream).write_vectored(&[IoSlice::new(&encoded), IoSlice::new(payload)]))?;
+        let written = retry(|| self.stream.write_vectored(&[IoSlice::new(&encoded), IoSlice::new(payload)]))?;
         if written < HEADER_BYTES + payload.len() {
             self.hold(&encoded, payload)?;
             self.written = written;
@@ -129,7 +129,10 @@ impl Carrier for TcpCarrier {
     }
 
     fn flush(&mut self, _now: Instant) -> Result<bool, CarrierError> {
-        while self.is_stuck() {
+        if self.stream.owes_end() {
+            retry(|| self.stream.flush().map(|()| 0))?;
+        }
+        while self.written < self.outgoing.len() {
             let mut bytes = &self.outgoing[self.written..];
             if let Some(damage) = &mut self.fault
                 && let Some(limit) = damage.fault.cut_written
@@ -140,7 +143,8 @@ impl Carrier for TcpCarrier {
                 }
                 bytes = &bytes[..left.min(bytes.len())];
             }
-            let written = retry(|| (&*self.stream).write(bytes))?;
+            let written = retry(|| self.stream.write(bytes))?;
+            self.stream.ring_for_unread();
             if written == 0 {
                 return Ok(false);
             }
@@ -149,14 +153,14 @@ impl Carrier for TcpCarrier {
                 damage.written += written as u64;
             }
         }
-        Ok(true)
+        Ok(!self.is_stuck())
     }
 
     fn receive(&mut self, room: &mut [u8], _now: Instant) -> Result<Option<Header>, CarrierError> {
         let Some(damage) = &mut self.fault else {
-            return self.incoming.receive(&mut &*self.stream, room);
+            return self.incoming.receive(&mut self.stream, room);
         };
-        let mut counted = Counted { stream: &self.stream, read: &mut damage.read };
+        let mut counted = Counted { stream: &mut self.stream, read: &mut damage.read };
         let header = self.incoming.receive(&mut counted, room)?;
         match damage.fault.cut_read {
             Some(limit) if damage.read >= limit => Err(CarrierError::Cut),
@@ -167,16 +171,28 @@ impl Carrier for TcpCarrier {
     fn say_no_more(&mut self) {
         if !std::mem::replace(&mut self.silent, true) {
             // An error means that the other side is gone, as the next read will say.
-            let _ = self.stream.shutdown(Shutdown::Write);
+            let _ = self.stream.say_no_more();
         }
     }
 
     fn readiness(&self) -> Readiness {
-        self.stream.clone()
+        self.stream.readiness()
     }
 
     fn is_stuck(&self) -> bool {
-        self.written < self.outgoing.len()
+        self.written < self.outgoing.len() || self.stream.owes_end()
+    }
+
+    fn awaits_socket(&self) -> bool {
+        self.is_stuck() && !self.stream.is_over_cable()
+    }
+
+    fn look_by(&self) -> Option<Instant> {
+        self.stream.look_by()
+    }
+
+    fn is_over_cable(&self) -> bool {
+        self.stream.is_over_cable()
     }
 
     fn protection(&self) -> Protection {
@@ -198,19 +214,19 @@ fn retry(mut write: impl FnMut() -> io::Result<usize>) -> Result<usize, CarrierE
 
 /// Counts what is read.
 struct Counted<'a> {
-    stream: &'a TcpStream,
+    stream: &'a mut Stream,
     read: &'a mut u64,
 }
 
 impl Read for Counted<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let count = (&*self.stream).read(into)?;
+        let count = self.stream.read(into)?;
         *self.read += count as u64;
         Ok(count)
     }
 
     fn read_vectored(&mut self, into: &mut [io::IoSliceMut<'_>]) -> io::Result<usize> {
-        let count = (&*self.stream).read_vectored(into)?;
+        let count = self.stream.read_vectored(into)?;
         *self.read += count as u64;
         Ok(count)
     }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use ring::rand::{self, SystemRandom};
 
+use super::dial::Errand;
+use super::hops::{Carried, Hops};
 use super::{Endpoint, Hub};
 use crate::rdma::Kind;
 use crate::rdma::cable::{Cable, CableError, CableStats, Patience, Piece};
@@ -42,6 +44,8 @@ pub(crate) struct SharedCable {
     number: NonZeroU16,
     peer: IpAddr,
     cable: Mutex<Cable>,
+    /// For shares of it that are hops of ways; `None` where the cable was not made by an upgrade.
+    hops: Option<Hops>,
     /// The other side has its end too: this side may dial over it.
     taken_up: AtomicBool,
 }
@@ -54,6 +58,15 @@ impl SharedCable {
 
     pub(crate) fn number(&self) -> u16 {
         self.number.get()
+    }
+
+    /// The address of the other end.
+    pub(crate) fn peer(&self) -> IpAddr {
+        self.peer
+    }
+
+    pub(crate) fn hops(&self) -> Option<&Hops> {
+        self.hops.as_ref()
     }
 
     /// Sends what the other side has to acknowledge and then drops; what comes of it the polls find.
@@ -149,6 +162,11 @@ impl CableHandle {
         self.shared.lock().stats()
     }
 
+    /// What it has carried for ways over nodes between.
+    pub fn carried(&self) -> Carried {
+        self.shared.hops().map(Hops::carried).unwrap_or_default()
+    }
+
     /// Ends it. Its channels go back to connections of their own.
     pub fn end(self) {
         self.take_down();
@@ -199,8 +217,10 @@ impl Endpoint {
     }
 
     fn keep_cable(&self, upgraded: Upgraded, peer: IpAddr) -> Option<CableHandle> {
-        let Upgraded { cable, number, kind, round_trips } = upgraded;
-        let handle = self.add_cable(cable, number, peer)?;
+        let Upgraded { cable, number, kind, round_trips, keys } = upgraded;
+        // Only the side that proposes measures.
+        let hops = Hops::new(keys, round_trips.is_some());
+        let handle = self.owner.hub.add_cable(cable, number, peer, Some(hops))?;
         Some(CableHandle { made_of: Some((kind, round_trips)), ..handle })
     }
 }
@@ -247,11 +267,25 @@ impl Hub {
         self.find_cable(|cable| cable.number() == number)
     }
 
+    /// A sound cable to that address, and that of that number, for a hop of a way: what goes that way is sealed by its ends.
+    pub(crate) fn hop_cable_to(&self, peer: IpAddr) -> Option<Arc<SharedCable>> {
+        let peer = peer.to_canonical();
+        self.find_sound(|cable| cable.peer == peer && cable.taken_up.load(Ordering::Acquire))
+    }
+
+    /// See [`Hub::hop_cable_to`].
+    pub(crate) fn hop_cable_numbered(&self, number: u16) -> Option<Arc<SharedCable>> {
+        self.find_sound(|cable| cable.number() == number)
+    }
+
     /// None where everything is sealed: what goes over a cable goes plain.
     fn find_cable(&self, wanted: impl Fn(&SharedCable) -> bool) -> Option<Arc<SharedCable>> {
+        self.find_sound(|cable| !self.options.always_seal && wanted(cable))
+    }
+
+    fn find_sound(&self, wanted: impl Fn(&SharedCable) -> bool) -> Option<Arc<SharedCable>> {
         let cables = self.cables();
-        let mut found = cables.iter().filter(|cable| !self.options.always_seal && wanted(cable));
-        found.find(|cable| cable.lock().check().is_ok()).cloned()
+        cables.iter().find(|cable| wanted(cable) && cable.lock().check().is_ok()).cloned()
     }
 
     fn forget_cable(&self, cable: &Arc<SharedCable>) {
@@ -263,11 +297,13 @@ impl Hub {
         cable: Cable,
         number: NonZeroU16,
         peer: IpAddr,
+        hops: Option<Hops>,
     ) -> Option<CableHandle> {
         let shared = Arc::new(SharedCable {
             number,
             peer: peer.to_canonical(),
             cable: Mutex::new(cable),
+            hops,
             taken_up: AtomicBool::new(false),
         });
         {
@@ -288,11 +324,22 @@ impl Hub {
         Some(CableHandle { hub: Arc::downgrade(self), made_of: None, shared })
     }
 
-    /// Has the channels that this side dialled, that go by connections and could go over this cable, dial again and so come to it.
+    /// Has the channels that this side dialled, that go by connections and could go over this cable, dial again and so come to it;
+    /// and those too that this side leads on.
     fn take_up(self: &Arc<Self>, cable: &SharedCable) {
+        if cable.hops.is_some() {
+            self.forwarder.take_up(cable.peer);
+        }
         let channels: Vec<_> = self.registry().channels.values().cloned().collect();
         let dialled = channels.iter().filter(|channel| channel.role == Role::Dialer);
         for channel in dialled.filter(|channel| channel.opening.purpose != Purpose::Anchor) {
+            {
+                let mut state = channel.lock();
+                if cable.hops.is_some() && state.goes_over_connection_to(cable.peer) {
+                    self.send_to_move(channel, &mut state, Errand::Again);
+                    continue;
+                }
+            }
             // It may have come by another address of the same node.
             let prepared = channel
                 .ways

@@ -1,6 +1,6 @@
 //! Dialling: a short-lived thread that ends when a connection is there, or nobody wants one any more.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread;
@@ -10,10 +10,11 @@ use super::Hub;
 use super::passes::INCARNATION;
 use crate::carrier::{Carrier, tcp};
 use crate::error::ChannelError;
-use crate::hello::{ANSWER_BYTES, Answer, HELLO_BYTES, Heard, Hello, Purpose, Refusal, is_direct};
+use crate::hello::{ANSWER_BYTES, Answer, HELLO_BYTES, Heard, Hello, Purpose, Refusal};
 use crate::keys::{self, ChannelKeys, Protection};
 use crate::route::{Passage, Route};
 use crate::shared::Shared;
+use crate::stream::Stream;
 
 /// One address gets so long to connect, and then so long to answer: a LAN needs milliseconds.
 const ATTEMPT: Duration = Duration::from_secs(1);
@@ -34,6 +35,8 @@ pub(super) enum Errand {
     Connect { barren: u32 },
     /// There is one, and a better way than its.
     Move,
+    /// There is one, and now a cable for its first hop.
+    Again,
 }
 
 /// Starts dialling.
@@ -41,7 +44,8 @@ pub(super) fn spawn(hub: &Arc<Hub>, channel: &Arc<Shared>, errand: Errand) -> io
     let (hub, channel) = (hub.clone(), channel.clone());
     let run = move || match errand {
         Errand::Connect { barren } => dial(&hub, &channel, barren),
-        Errand::Move => relocate(&hub, &channel),
+        Errand::Move => relocate(&hub, &channel, false),
+        Errand::Again => relocate(&hub, &channel, true),
     };
     thread::Builder::new().name("shoal-dial".to_owned()).spawn(run).map(drop)
 }
@@ -105,12 +109,14 @@ fn end(channel: &Shared, error: ChannelError) {
     channel.announce();
 }
 
-/// Moves the channel to the first way that works of those better than its own. It stays where it is if none does.
-fn relocate(hub: &Arc<Hub>, channel: &Arc<Shared>) {
+/// Moves the channel to the first way that works of those better than its own, or anew to its own too. It stays where it is if none
+/// does.
+fn relocate(hub: &Arc<Hub>, channel: &Arc<Shared>, again: bool) {
     let until = Instant::now() + MOVE_DEADLINE;
     let ways = channel.ways.as_ref().map(|ways| ways.ways()).unwrap_or_default();
     let present = channel.lock().route().clone();
-    for route in ways.into_iter().take_while(|route| *route != present) {
+    let better = ways.into_iter().take_while(|route| *route != present);
+    for route in better.chain(again.then(|| present.clone())) {
         match go(hub, channel, &route, Some(until)) {
             Gone::On if Instant::now() < until => {}
             Gone::On => break,
@@ -208,8 +214,9 @@ fn attempt(
         (next, state.lacking(), state.always_sealed, state.avoids_cable, by)
     };
     let until = by.min(Instant::now() + ATTEMPT);
-    let mut stream = TcpStream::connect_timeout(&address, remaining(until)?)?;
-    stream.set_nodelay(true)?;
+    let socket = TcpStream::connect_timeout(&address, remaining(until)?)?;
+    tcp::prepare(&socket)?;
+    let mut stream = if route.is_direct() { socket.into() } else { first_hop(hub, socket, address, until)? };
     for (place, pass) in passage.passes.iter().enumerate() {
         let node = route.between().get(place).map_or("a node between", String::as_str);
         let hello = Hello::of_pass(pass.id, INCARNATION).encode(&pass.keys)?;
@@ -222,7 +229,7 @@ fn attempt(
         }
     }
     let aes = keys::has_aes() && !hub.options.without_aes;
-    let direct = route.is_direct() && is_direct(stream.local_addr()?.ip(), stream.peer_addr()?.ip());
+    let direct = route.is_direct() && stream.stays_here()?;
     let by_cable = route.is_direct() && channel.opening.purpose != Purpose::Anchor;
     let cable = if by_cable { hub.cable_to(address.ip()) } else { None };
     let cable = cable.filter(|cable| avoids != Some(cable.number()));
@@ -242,42 +249,44 @@ fn attempt(
     if sealed == (protection == Protection::Plain) {
         return Err(Failed::Attempt("it answered with another protection than asked for".to_owned()));
     }
-    tcp::prepare(&stream)?;
     let mut state = channel.lock();
     let carrier: Box<dyn Carrier> = match queues {
-        Some(queues) => Box::new(queues.agreed(stream, state.lacking())),
+        Some(queues) => {
+            let anchor = stream.into_socket().ok_or_else(|| Failed::Attempt("no connection".to_owned()))?;
+            Box::new(queues.agreed(anchor, state.lacking()))
+        }
         None => Box::new(channel.carrier(stream, incarnation, protection, hub.options.faults.next())?),
     };
     state.dialing = false;
     if !state.wants_connection() {
         return Ok(Done::NotWanted);
     }
-    state.set_route(route.clone());
+    state.set_route(route.clone(), address.ip());
     state.install(carrier, incarnation, lacking, Instant::now());
     Ok(Done::Connected)
 }
 
+/// The first hop of a way over nodes between: over a cable to that address if the node there agrees, else over the connection.
+fn first_hop(hub: &Hub, socket: TcpStream, address: SocketAddr, until: Instant) -> Result<Stream, Failed> {
+    let Some(asked) = hub.ask_for_hop(address.ip()) else { return Ok(socket.into()) };
+    let mut stream = Stream::from(socket);
+    let answer = ask(&mut stream, asked.preface(), until)?;
+    let agreed = stream.into_socket().and_then(|socket| asked.answered(&answer, socket));
+    agreed.ok_or_else(|| Failed::Attempt("it answered nonsense".to_owned()))
+}
+
 /// Says a hello and waits for the answer.
-fn ask(
-    stream: &mut TcpStream,
-    hello: &[u8; HELLO_BYTES],
-    until: Instant,
-) -> Result<[u8; ANSWER_BYTES], Failed> {
-    stream.set_write_timeout(Some(remaining(until)?))?;
-    stream.write_all(hello)?;
+fn ask(stream: &mut Stream, hello: &[u8; HELLO_BYTES], until: Instant) -> Result<[u8; ANSWER_BYTES], Failed> {
+    stream.say(hello, until)?;
     let mut answer = [0; ANSWER_BYTES];
-    let mut got = 0;
-    while got < ANSWER_BYTES {
-        stream.set_read_timeout(Some(remaining(until)?))?;
-        match stream.read(&mut answer[got..]) {
-            Ok(0) => return Err(Failed::Attempt("it hung up without an answer".to_owned())),
-            Ok(count) => got += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(late()),
-            Err(error) => return Err(error.into()),
+    match stream.hear(&mut answer, until) {
+        Ok(()) => Ok(answer),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            Err(Failed::Attempt("it hung up without an answer".to_owned()))
         }
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(late()),
+        Err(error) => Err(error.into()),
     }
-    Ok(answer)
 }
 
 /// What a yes says.

@@ -2,7 +2,7 @@
 //! channels that nobody waits for: every 20 ms while something of theirs is unfinished, else once a second.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
@@ -14,10 +14,12 @@ use super::forwarder::Arrival;
 use super::{Hub, REASON_LOST};
 use crate::carrier::{Carrier, Readiness, tcp};
 use crate::error::ChannelError;
-use crate::hello::{Answer, HELLO_BYTES, Hello, HelloError, Refusal, is_direct};
+use crate::hello::{Answer, HELLO_BYTES, Hello, HelloError, Refusal};
 use crate::keys::{self, ChannelKeys};
 use crate::shared::Shared;
 use crate::state::{ACK_AFTER, TakeIn};
+use crate::stream::Stream;
+use crate::stream::preface::Preface;
 use crate::wait::{self, HANGUP};
 
 /// Connections that have not said hello yet. One more pushes the oldest out, so silent ones cannot keep others away.
@@ -49,10 +51,12 @@ struct Door {
 
 /// A connection whose hello is not complete.
 struct Waiting {
-    stream: TcpStream,
+    stream: Stream,
     hello: [u8; HELLO_BYTES],
     got: usize,
     until: Instant,
+    /// A preface has come on it, which may be so once.
+    prefaced: bool,
 }
 
 /// Something with a carrier that is watched while nobody waits for it.
@@ -220,13 +224,13 @@ impl Door {
                 self.waiting.remove(0);
                 self.hub.counts.hellos_crowded_out.add();
             }
-            self.waiting.push(Waiting {
-                stream,
-                hello: [0; HELLO_BYTES],
-                got: 0,
-                until: now + HELLO_DEADLINE,
-            });
+            self.wait_for_hello(stream.into(), false, now);
         }
+    }
+
+    fn wait_for_hello(&mut self, stream: Stream, prefaced: bool, now: Instant) {
+        let until = now + HELLO_DEADLINE;
+        self.waiting.push(Waiting { stream, hello: [0; HELLO_BYTES], got: 0, until, prefaced });
     }
 
     /// Reads on from the connections at `ready`, and forgets those whose time is over.
@@ -234,6 +238,7 @@ impl Door {
         for (index, mut one) in std::mem::take(&mut self.waiting).into_iter().enumerate() {
             let heard = if ready.contains(&index) { one.read() } else { Ok(false) };
             match heard {
+                Ok(true) if Preface::is_one(&one.hello) => self.agree(one, now),
                 Ok(true) => self.greet(one),
                 Ok(false) if now < one.until => self.waiting.push(one),
                 Ok(false) | Err(_) => self.hub.counts.hellos_malformed.add(),
@@ -241,14 +246,31 @@ impl Door {
         }
     }
 
+    /// Answers a preface. The hello is then to come over the cable, or where there is none to be had over the connection.
+    fn agree(&mut self, one: Waiting, now: Instant) {
+        let Waiting { stream, hello: said, prefaced, .. } = one;
+        let Some(mut socket) = stream.into_socket().filter(|_| !prefaced) else {
+            return self.hub.counts.hellos_malformed.add();
+        };
+        let Ok((answer, share)) = self.hub.grant_hop(&said) else { return };
+        // A fresh connection has room for it.
+        if socket.write(&answer).is_ok_and(|count| count == answer.len()) {
+            let stream = match share {
+                Some(share) => Stream::Cable(Box::new(share.agreed(socket))),
+                None => socket.into(),
+            };
+            self.wait_for_hello(stream, true, now);
+        }
+    }
+
     /// Answers a complete hello, and gives the connection to its channel.
-    fn greet(&self, one: Waiting) {
+    fn greet(&self, mut one: Waiting) {
         let counts = &self.hub.counts;
         let hello = match Hello::decode(&one.hello) {
             Ok(hello) => hello,
             Err(HelloError::Version) => {
                 counts.hellos_other_version.add();
-                return refuse(&one, Refusal::Version, 0, None);
+                return refuse(&mut one, Refusal::Version, 0, None);
             }
             Err(HelloError::Malformed) => return counts.hellos_malformed.add(),
         };
@@ -260,7 +282,7 @@ impl Door {
                     return counts.hellos_forged.add();
                 }
                 counts.hellos_closed_channel.add();
-                refuse(&one, Refusal::Closed { reason: *reason }, hello.incarnation, Some(keys));
+                refuse(&mut one, Refusal::Closed { reason: *reason }, hello.incarnation, Some(keys));
             }
             Err(None) => {
                 if let Some(granted) = self.hub.passes().take(&hello, &one.hello, Instant::now()) {
@@ -268,33 +290,31 @@ impl Door {
                     return self.hub.forwarder.take(Arrival { stream, hello, granted });
                 }
                 counts.hellos_unknown_channel.add();
-                refuse(&one, Refusal::UnknownChannel, hello.incarnation, None);
+                refuse(&mut one, Refusal::UnknownChannel, hello.incarnation, None);
             }
         }
     }
 
-    fn introduce(&self, one: Waiting, hello: &Hello, channel: &Arc<Shared>) {
+    fn introduce(&self, mut one: Waiting, hello: &Hello, channel: &Arc<Shared>) {
         let counts = &self.hub.counts;
         if channel.role == crate::state::Role::Dialer || !hello.is_authentic(&one.hello, &channel.keys) {
             return counts.hellos_forged.add();
         }
-        let no = |refusal| refuse(&one, refusal, hello.incarnation, Some(&channel.keys));
+        let no = |one: &mut Waiting, refusal| refuse(one, refusal, hello.incarnation, Some(&channel.keys));
         if let Some(refusal) = hello.disagreement(&channel.opening) {
             counts.hellos_other_context.add();
-            return no(refusal);
+            return no(&mut one, refusal);
         }
-        let direct = match (one.stream.local_addr(), one.stream.peer_addr()) {
-            (Ok(local), Ok(remote)) => is_direct(local.ip(), remote.ip()),
-            _ => false,
-        };
+        let direct = one.stream.stays_here().unwrap_or(false);
         let cable = if hello.cable == 0 { None } else { self.hub.cable_numbered(hello.cable) };
-        if hello.cable != 0 && cable.is_none() {
-            return no(Refusal::NoCable);
+        // A hop over a cable ends here: there is no other below it.
+        if hello.cable != 0 && (cable.is_none() || one.stream.is_over_cable()) {
+            return no(&mut one, Refusal::NoCable);
         }
         // What goes over a cable goes plain; whoever added it has seen to that.
         if !hello.sealed && cable.is_none() && (self.hub.options.always_seal || !direct) {
             counts.hellos_plain_refused.add();
-            return no(Refusal::PlainRefused);
+            return no(&mut one, Refusal::PlainRefused);
         }
         let protection = hello.protection(keys::has_aes() && !self.hub.options.without_aes);
         let mut state = channel.lock();
@@ -306,11 +326,11 @@ impl Door {
                 ChannelError::Ended { reason } => *reason,
                 _ => REASON_LOST,
             };
-            return no(Refusal::Closed { reason });
+            return no(&mut one, Refusal::Closed { reason });
         }
         if hello.incarnation <= state.incarnation {
             counts.hellos_stale.add();
-            return no(Refusal::StaleIncarnation);
+            return no(&mut one, Refusal::StaleIncarnation);
         }
         let now = Instant::now();
         state.drop_carrier("the other side dialled again".to_owned(), now);
@@ -318,17 +338,21 @@ impl Door {
             None => None,
             Some(cable) => match channel.queues(cable, &state) {
                 Some(queues) => Some(queues),
-                None => return no(Refusal::NoCable),
+                None => return no(&mut one, Refusal::NoCable),
             },
         };
         let answer = Answer::Yes { protection, lacking: state.lacking() };
         let answered = answer
             .encode(&one.hello, hello.incarnation, Some(&channel.keys))
-            .is_ok_and(|answer| (&one.stream).write(&answer).is_ok_and(|count| count == answer.len()));
+            .is_ok_and(|answer| one.stream.write(&answer).is_ok_and(|count| count == answer.len()));
         // The incarnation is used up either way: its keys must never protect a second connection.
         state.incarnation = hello.incarnation;
         let carrier: Result<Box<dyn Carrier>, _> = match queues {
-            Some(queues) => Ok(Box::new(queues.agreed(one.stream, state.lacking()))),
+            Some(queues) => match one.stream.into_socket() {
+                Some(anchor) => Ok(Box::new(queues.agreed(anchor, state.lacking()))),
+                // It was looked at above.
+                None => return,
+            },
             None => channel
                 .carrier(one.stream, hello.incarnation, protection, self.hub.options.faults.next())
                 .map(|carrier| Box::new(carrier) as Box<dyn Carrier>),
@@ -365,9 +389,9 @@ impl Waiting {
 }
 
 /// Says no, as far as the other side listens, and hangs up.
-fn refuse(one: &Waiting, refusal: Refusal, incarnation: u32, keys: Option<&ChannelKeys>) {
+fn refuse(one: &mut Waiting, refusal: Refusal, incarnation: u32, keys: Option<&ChannelKeys>) {
     if let Ok(answer) = Answer::No(refusal).encode(&one.hello, incarnation, keys) {
         // A fresh connection has room for it; a dialler that does not hear it tries again.
-        let _ = (&one.stream).write(&answer);
+        let _ = one.stream.write(&answer);
     }
 }

@@ -69,7 +69,8 @@ impl Rogue {
         let heard = Answer::decode(&answer.unwrap(), &hello, incarnation, &self.keys);
         let Some(Heard::Authentic(Answer::Yes { lacking, .. })) = heard else { panic!("{heard:?}") };
         tcp::prepare(&stream).unwrap();
-        let carrier = TcpCarrier::new(stream, OPENING.frame_bytes, Protection::Plain, None, None, None);
+        let carrier =
+            TcpCarrier::new(stream.into(), OPENING.frame_bytes, Protection::Plain, None, None, None);
         Connected { carrier, number: self.keys.number().unwrap(), lacking }
     }
 }
@@ -331,7 +332,7 @@ fn a_sealed_connection_takes_nothing_that_its_dialler_did_not_seal() {
         rogue.keys.frames(Direction::FromDialer, incarnation, Protection::ChaCha20Poly1305).unwrap()
     };
     // Sealed for another incarnation: as a frame of an earlier connection would be.
-    let carrier = TcpCarrier::new(stream, 1000, Protection::ChaCha20Poly1305, key(2), None, None);
+    let carrier = TcpCarrier::new(stream.into(), 1000, Protection::ChaCha20Poly1305, key(2), None, None);
     let mut connected = Connected { carrier, number: rogue.keys.number().unwrap(), lacking: 0 };
     connected.data(0, b"old news");
     eventually(|| {

@@ -411,7 +411,7 @@ impl Cable {
                     return Err(CableError::Failed { stride, status });
                 }
                 match completion.direction {
-                    Direction::Sent => self.sent(index, slot),
+                    Direction::Sent => self.sent(index, slot, own),
                     Direction::Received => self.received(index, slot, bytes - HEAD_BYTES, now, own)?,
                 }
             }
@@ -422,9 +422,13 @@ impl Cable {
         Ok(())
     }
 
-    fn sent(&mut self, index: usize, slot: Slot) {
+    fn sent(&mut self, index: usize, slot: Slot, own: Option<u16>) {
         match read(&slot) {
-            Some(head) if !head.note => self.classes[index].sent(head.number, slot),
+            Some(head) if !head.note => {
+                if self.classes[index].sent(head.number, slot) {
+                    self.inboxes.wake_waiting(own);
+                }
+            }
             _ => self.notes.push(slot),
         }
     }

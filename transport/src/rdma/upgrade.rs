@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! proposing                                   answering
-//! Offer: version, kinds, packets           ->
-//!                                          <- Choice: kind, number, packets, addresses | Refusal: why
+//! Offer: version, kinds, packets, secret   ->
+//!                                          <- Choice: kind, number, packets, secret, addresses | Refusal: why
 //! Ends: addresses                          ->
 //! both: RTR, RTS, receives
 //! Ready                                    ->
@@ -15,7 +15,8 @@
 //! Done                                     ->
 //! ```
 //!
-//! Each step has its deadline. Whatever goes wrong, both sides stay with what they have, everything made is given back, and
+//! Both secrets together are what prefaces of hops over the cable are authenticated with; the anchor seals them on its way between
+//! machines. Each step has its deadline. Whatever goes wrong, both sides stay with what they have, everything made is given back, and
 //! both know why.
 
 mod wire;
@@ -28,6 +29,7 @@ use self::wire::{Message, Offer};
 use super::cable::{Cable, CableError, Patience, Piece};
 use super::station::Station;
 use super::types::Kind;
+use crate::keys::ChannelKeys;
 use crate::{Channel, ChannelError, Wait};
 
 /// How long the other side may take for a step.
@@ -77,6 +79,8 @@ pub(crate) struct Upgraded {
     pub(crate) kind: Kind,
     /// What the proposing side measured; on the answering side `None`.
     pub(crate) round_trips: Option<RoundTrips>,
+    /// Of the two ends, for what they agree on later.
+    pub(crate) keys: ChannelKeys,
 }
 
 /// Why a link stays as it is.
@@ -155,9 +159,10 @@ fn packet(random: [u8; 4]) -> u32 {
     u32::from_le_bytes(random) & 0x00ff_ffff
 }
 
-fn random() -> Result<[u8; 4], Stays> {
-    let bytes = ring::rand::generate::<[u8; 4]>(&ring::rand::SystemRandom::new());
-    bytes.map(|bytes| bytes.expose()).map_err(|_| Stays::Protocol("the system gives no random bytes"))
+fn random<const N: usize>() -> Result<[u8; N], Stays> {
+    let mut bytes = [0; N];
+    let filled = ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes);
+    filled.map(|()| bytes).map_err(|_| Stays::Protocol("the system gives no random bytes"))
 }
 
 /// Proposes a cable between `station` and what the other side has at its end, reliable if both can; `keep` takes it up here, once
@@ -185,8 +190,9 @@ fn proposed(
     let terms = station.terms().map_err(CableError::from)?;
     let reliable = Cable::prepare(station, Kind::Rc, 0, patience).is_ok();
     let incarnation = u32::from_le_bytes(random()?);
-    talk.say(&Message::Offer(Offer { reliable, terms, incarnation }))?;
-    let Message::Choice { kind, terms: theirs, number, addresses } = talk.hear()? else {
+    let secret = random()?;
+    talk.say(&Message::Offer(Offer { reliable, terms, incarnation, secret }))?;
+    let Message::Choice { kind, terms: theirs, number, secret: answer, addresses } = talk.hear()? else {
         return Err(Stays::Protocol("no choice"));
     };
     if kind == Kind::Rc && !reliable {
@@ -217,7 +223,8 @@ fn proposed(
     }
     talk.say(&Message::Verdict)?;
     talk.done()?;
-    Ok(Upgraded { cable, number, kind, round_trips: Some(round_trips) })
+    let keys = ChannelKeys::of_cable(secret, answer);
+    Ok(Upgraded { cable, number, kind, round_trips: Some(round_trips), keys })
 }
 
 /// Answers a proposal. `number` is one that this side's endpoint has no cable under; `keep` takes the cable up here. Once this
@@ -256,7 +263,8 @@ fn answered(
     };
     let packet = packet(random()?);
     let addresses = cable.addresses(packet)?;
-    talk.say(&Message::Choice { kind, terms, number, addresses })?;
+    let secret = random()?;
+    talk.say(&Message::Choice { kind, terms, number, secret, addresses })?;
     let Message::Ends { addresses } = talk.hear()? else { return Err(Stays::Protocol("no addresses")) };
     cable.connect(&addresses, terms.common(offer.terms), packet, Instant::now())?;
     cable.attach(PING_CHANNEL, None);
@@ -264,7 +272,8 @@ fn answered(
     talk.say(&Message::Ready)?;
     echo(talk, &mut cable)?;
     cable.detach(PING_CHANNEL);
-    Ok(Upgraded { cable, number, kind, round_trips: None })
+    let keys = ChannelKeys::of_cable(offer.secret, secret);
+    Ok(Upgraded { cable, number, kind, round_trips: None, keys })
 }
 
 /// Answers pings of both kinds until the verdict.

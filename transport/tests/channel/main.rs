@@ -4,6 +4,7 @@
 
 mod cables;
 mod healing;
+mod hops;
 mod pair;
 mod processes;
 mod refusals;

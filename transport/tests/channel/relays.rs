@@ -17,7 +17,7 @@ use crate::pair::{CAP, Pair, bytes, cap, endpoint, eventually, exchange_both, op
 
 /// Some nodes, and the ways between two of them that hold now.
 #[derive(Default)]
-struct Net {
+pub struct Net {
     nodes: Mutex<BTreeMap<String, (Endpoint, SocketAddr)>>,
 }
 
@@ -29,7 +29,7 @@ fn fresh_id() -> [u8; 16] {
 }
 
 impl Net {
-    fn of(names: &[&str]) -> Arc<Net> {
+    pub fn of(names: &[&str]) -> Arc<Net> {
         let net = Net::default();
         for name in names {
             net.put(name, endpoint(Options::default()));
@@ -37,25 +37,25 @@ impl Net {
         Arc::new(net)
     }
 
-    fn put(&self, name: &str, node: Endpoint) {
+    pub fn put(&self, name: &str, node: Endpoint) {
         let door = node.local_addr();
         self.nodes.lock().unwrap().insert(name.to_owned(), (node, door));
     }
 
     /// Whoever goes to `name` meets this address instead.
-    fn wiretap(&self, name: &str, address: SocketAddr) {
+    pub fn wiretap(&self, name: &str, address: SocketAddr) {
         self.nodes.lock().unwrap().get_mut(name).unwrap().1 = address;
     }
 
-    fn node(&self, name: &str) -> Endpoint {
+    pub fn node(&self, name: &str) -> Endpoint {
         self.nodes.lock().unwrap()[name].0.clone()
     }
 
-    fn door(&self, name: &str) -> Option<SocketAddr> {
+    pub fn door(&self, name: &str) -> Option<SocketAddr> {
         self.nodes.lock().unwrap().get(name).map(|(_, door)| *door)
     }
 
-    fn kill(&self, name: &str) {
+    pub fn kill(&self, name: &str) {
         let node = self.nodes.lock().unwrap().remove(name).unwrap().0;
         node.shutdown();
     }
@@ -80,7 +80,7 @@ impl Net {
     }
 
     /// A channel between two nodes, and the handle on its ways.
-    fn channel(
+    pub fn channel(
         self: &Arc<Self>,
         from: &str,
         to: &str,
@@ -99,7 +99,7 @@ impl Net {
 }
 
 /// The ways to one node.
-struct To {
+pub struct To {
     /// Not held: a channel holds its ways, and the nodes are the tests' own.
     net: Weak<Net>,
     to: String,
@@ -107,7 +107,7 @@ struct To {
 }
 
 impl To {
-    fn set(&self, ways: &[&[&str]]) {
+    pub fn set(&self, ways: &[&[&str]]) {
         *self.ways.lock().unwrap() = ways.iter().map(|way| over(way)).collect();
     }
 }
@@ -122,11 +122,11 @@ impl Ways for To {
     }
 }
 
-fn over(names: &[&str]) -> Route {
+pub fn over(names: &[&str]) -> Route {
     Route::over(names.iter().map(|name| (*name).to_owned())).unwrap()
 }
 
-fn messages(seed: u64, count: u64, len: usize) -> Vec<Vec<u8>> {
+pub fn messages(seed: u64, count: u64, len: usize) -> Vec<Vec<u8>> {
     (0..count).map(|n| bytes(seed + n, len)).collect()
 }
 

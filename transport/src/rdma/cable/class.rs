@@ -133,12 +133,18 @@ impl Class {
         self.pair.as_mut()?.take(completion)
     }
 
-    /// A slot that was sent, with message `number`, is with the program again.
-    pub(super) fn sent(&mut self, number: u32, slot: Slot) {
+    /// A slot that was sent, with message `number`, is with the program again. True if it was acknowledged meanwhile, so that there is
+    /// room.
+    pub(super) fn sent(&mut self, number: u32, slot: Slot) -> bool {
         match self.under_way.iter_mut().find(|one| one.number == number) {
-            Some(one) => one.slot = Some(slot),
-            // Acknowledged meanwhile.
-            None => self.free.push(slot),
+            Some(one) => {
+                one.slot = Some(slot);
+                false
+            }
+            None => {
+                self.free.push(slot);
+                true
+            }
         }
     }
 

@@ -6,11 +6,13 @@ use crate::rdma::cable::{CLASSES, Terms};
 use crate::rdma::types::{Address, Gid, Kind, Mtu};
 
 /// Version of the conversation and of what goes over a cable.
-const VERSION: u8 = 0;
+const VERSION: u8 = 1;
 /// Longest text of a refusal.
 const MAX_TEXT: usize = 500;
 /// Bytes of a queue pair's address.
 const ADDRESS_BYTES: usize = 16 + 2 + 4 + 4;
+/// Bytes of each side's part of what the two know of each other.
+const SECRET_BYTES: usize = 32;
 /// A ping over the anchor is as long as one over the cable.
 const PING_BYTES: usize = super::PING_BYTES;
 
@@ -21,18 +23,29 @@ pub(super) struct Offer {
     pub(super) reliable: bool,
     pub(super) terms: Terms,
     pub(super) incarnation: u32,
+    pub(super) secret: [u8; SECRET_BYTES],
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     Offer(Offer),
-    Choice { kind: Kind, terms: Terms, number: NonZeroU16, addresses: [Address; CLASSES] },
-    Ends { addresses: [Address; CLASSES] },
+    Choice {
+        kind: Kind,
+        terms: Terms,
+        number: NonZeroU16,
+        secret: [u8; SECRET_BYTES],
+        addresses: [Address; CLASSES],
+    },
+    Ends {
+        addresses: [Address; CLASSES],
+    },
     Ready,
     Ping,
     Verdict,
     Done,
-    Refusal { why: String },
+    Refusal {
+        why: String,
+    },
 }
 
 /// Whether queue pairs are reliable, and the terms: flags (1 and 2 for exact), and the code of the packets' size.
@@ -82,15 +95,17 @@ impl Message {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         match self {
-            Message::Offer(Offer { reliable, terms, incarnation }) => {
+            Message::Offer(Offer { reliable, terms, incarnation, secret }) => {
                 bytes.extend_from_slice(&[1, VERSION]);
                 put_ability(&mut bytes, *reliable, *terms);
                 bytes.extend_from_slice(&incarnation.to_le_bytes());
+                bytes.extend_from_slice(secret);
             }
-            Message::Choice { kind, terms, number, addresses } => {
+            Message::Choice { kind, terms, number, secret, addresses } => {
                 bytes.extend_from_slice(&[2, VERSION]);
                 put_ability(&mut bytes, *kind == Kind::Rc, *terms);
                 bytes.extend_from_slice(&number.get().to_le_bytes());
+                bytes.extend_from_slice(secret);
                 put_addresses(&mut bytes, addresses);
             }
             Message::Ends { addresses } => {
@@ -120,13 +135,14 @@ impl Message {
             1 => {
                 let (reliable, terms) = ability(bytes)?;
                 let incarnation = u32::from_le_bytes(front(bytes)?);
-                Message::Offer(Offer { reliable, terms, incarnation })
+                Message::Offer(Offer { reliable, terms, incarnation, secret: front(bytes)? })
             }
             2 => {
                 let (reliable, terms) = ability(bytes)?;
                 let kind = if reliable { Kind::Rc } else { Kind::Uc };
                 let number = NonZeroU16::new(u16::from_le_bytes(front(bytes)?))?;
-                Message::Choice { kind, terms, number, addresses: addresses(bytes)? }
+                let secret = front(bytes)?;
+                Message::Choice { kind, terms, number, secret, addresses: addresses(bytes)? }
             }
             3 => Message::Ends { addresses: addresses(bytes)? },
             4 => Message::Ready,
@@ -164,8 +180,8 @@ mod tests {
         let (terms, whole) =
             (Terms { mtu: Mtu::B4096, exact: true }, Terms { mtu: Mtu::B1024, exact: false });
         for message in [
-            Message::Offer(Offer { reliable: true, terms, incarnation: 77 }),
-            Message::Choice { kind: Kind::Uc, terms: whole, number, addresses },
+            Message::Offer(Offer { reliable: true, terms, incarnation: 77, secret: [5; SECRET_BYTES] }),
+            Message::Choice { kind: Kind::Uc, terms: whole, number, secret: [6; SECRET_BYTES], addresses },
             Message::Ends { addresses },
             Message::Ready,
             Message::Ping,
