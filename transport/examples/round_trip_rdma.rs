@@ -17,10 +17,13 @@ use std::time::{Duration, Instant};
 use shoal_transport::rdma::cable::{Cable, Patience, Piece};
 use shoal_transport::rdma::software::{Limits, Software};
 use shoal_transport::rdma::station::Station;
-use shoal_transport::rdma::{
-    Address, Completion, CompletionQueue, Depth, Direction, Kind, Library, Path, QueuePair, Slot, system,
-};
+use shoal_transport::rdma::{Kind, Library, system};
 use shoal_transport::{Channel, Endpoint, Opening, Options, Purpose, Wait};
+
+use self::bare::Bare;
+
+#[path = "support/bare.rs"]
+mod bare;
 
 const BLOCKS: usize = 8;
 const PER_BLOCK: usize = 60;
@@ -98,71 +101,23 @@ fn run([near, far]: &mut [Box<dyn End>; 2], size: usize) -> Outcome<Vec<f64>> {
     })
 }
 
-/// The least that any protocol must: one receive posted ahead, one message of the length that is asked for.
-struct Bare {
-    pair: Box<dyn QueuePair>,
-    queue: Arc<dyn CompletionQueue>,
-    outgoing: Option<Slot>,
-}
-
-impl Bare {
-    fn wait(&mut self, direction: Direction) -> Outcome<Slot> {
-        let mut polled = [Completion::EMPTY; 1];
-        loop {
-            if self.queue.poll(&mut polled)? == 0 {
-                thread::yield_now();
-                continue;
-            }
-            let slot = self.pair.take(&polled[0]).ok_or("a completion of nothing")?;
-            if polled[0].direction == direction {
-                return Ok(slot);
-            }
-            self.outgoing = Some(slot);
-        }
-    }
-}
-
 impl End for Bare {
     fn send(&mut self, _: usize) -> Outcome<()> {
-        let slot = match self.outgoing.take() {
-            Some(slot) => slot,
-            None => self.wait(Direction::Sent)?,
-        };
-        Ok(self.pair.post_send(slot).map_err(|refused| refused.error)?)
+        Bare::send(self)
     }
 
     fn recv(&mut self, _: usize) -> Outcome<()> {
-        let slot = self.wait(Direction::Received)?;
-        Ok(self.pair.post_receive(slot).map_err(|refused| refused.error)?)
+        Bare::recv(self)
     }
 }
 
 fn bare(library: &dyn Library, names: [&str; 2], kind: Kind, size: usize) -> Outcome<[Box<dyn End>; 2]> {
-    let mut ends = Vec::new();
-    for name in names {
-        let device = library.open(name)?;
-        let (port, gids) = (device.port()?, device.gids()?);
-        let place = gids.iter().position(|gid| gid.ipv4().is_some()).ok_or("no IPv4 address")?;
-        let domain = device.domain()?;
-        let queue = domain.clone().completion_queue(16)?;
-        let mut pair = queue.clone().queue_pair(kind, Depth { sends: 4, receives: 4 })?;
-        pair.initialise()?;
-        let (mut slots, _) = domain.region(4 * size)?.cut(size, 3).ok_or("no memory")?;
-        let address = Address { gid: gids[place], lid: port.lid, number: pair.number(), packet: 0 };
-        let outgoing = slots.pop();
-        ends.push((Bare { pair, queue, outgoing }, address, place, port.mtu, slots));
-    }
-    let (Some(mut far), Some(mut near)) = (ends.pop(), ends.pop()) else { return Err("no ends".into()) };
-    let mtu = near.3.min(far.3);
-    let (here, there) = (near.1, far.1);
-    for (end, to) in [(&mut near, there), (&mut far, here)] {
-        end.0.pair.ready_to_receive(&Path { gid_index: u8::try_from(end.2)?, mtu, to })?;
-        end.0.pair.ready_to_send(0)?;
-        for slot in end.4.drain(..) {
-            end.0.pair.post_receive(slot).map_err(|refused| refused.error)?;
-        }
-    }
-    Ok([Box::new(near.0), Box::new(far.0)])
+    let [near, far] = names.map(|name| Bare::prepare(library, name, kind, size));
+    let (mut near, mut far) = (near?, far?);
+    let (here, there) = (near.address(), far.address());
+    near.connect(there)?;
+    far.connect(here)?;
+    Ok([Box::new(near), Box::new(far)])
 }
 
 impl End for Cable {

@@ -5,6 +5,7 @@
 //! the channel and outlive it.
 
 pub(crate) mod deframer;
+pub(crate) mod lent;
 pub(crate) mod queue;
 pub(crate) mod tcp;
 
@@ -13,6 +14,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use self::lent::Lent;
 use crate::frame::{FrameError, Header};
 use crate::keys::Protection;
 use crate::rdma::cable::CableError;
@@ -62,12 +64,38 @@ pub(crate) trait Carrier: Send {
     /// Offers a frame. The carrier fills in what protects it.
     fn send(&mut self, header: Header, payload: &[u8], now: Instant) -> Result<Sent, CarrierError>;
 
+    /// Memory of its own to write a frame of at most `len` bytes to, from which [`Carrier::send_lent`] sends it without a copy.
+    fn lend(&mut self, len: usize) -> Option<Lent> {
+        let _ = len;
+        None
+    }
+
+    /// Offers a frame, the first `len` bytes of what a carrier lent, perhaps this one. They stay readable.
+    fn send_lent(
+        &mut self,
+        header: Header,
+        lent: &mut Lent,
+        len: usize,
+        now: Instant,
+    ) -> Result<Sent, CarrierError> {
+        self.send(header, lent.bytes(len), now)
+    }
+
     /// Moves what was taken before; true when nothing is left.
     fn flush(&mut self, now: Instant) -> Result<bool, CarrierError>;
 
     /// The next whole, checked frame, its payload in `room` behind the bytes of a header. The same room has to be given until a
     /// frame is complete; it holds a header, the agreed frame size and a tag.
     fn receive(&mut self, room: &mut [u8], now: Instant) -> Result<Option<Header>, CarrierError>;
+
+    /// The same, but a frame of data may stay in the carrier's memory, and then comes with that; `room` says nothing of it.
+    fn receive_in_place(
+        &mut self,
+        room: &mut [u8],
+        now: Instant,
+    ) -> Result<Option<(Header, Option<Lent>)>, CarrierError> {
+        Ok(self.receive(room, now)?.map(|header| (header, None)))
+    }
 
     /// Tells the other side that no frame follows those that were moved. It may still send.
     fn say_no_more(&mut self);

@@ -93,10 +93,10 @@ impl Channel {
         if self.writing.is_none() {
             self.writing = self.wait_until(wait, TakeIn::All, |state| match state.over() {
                 Some(error) => Some(Err(error.clone())),
-                None => state.take_slot().map(Ok),
+                None => state.take_slot(len).map(Ok),
             })?;
         }
-        Ok(self.writing.as_mut().and_then(|slot| slot.room().get_mut(..len)))
+        Ok(self.writing.as_mut().map(|slot| slot.room(len)))
     }
 
     /// Sends the first `len` bytes of the slot, as the last frame of its message if `end`. What the connection does not
@@ -121,7 +121,7 @@ impl Channel {
         }
         if let Some(slot) = self.writing.take() {
             // At most the frame size, which is a u32.
-            state.commit(slot, len as u32, end, keep, Instant::now());
+            state.commit(slot, len as u32, end, keep);
         }
         self.leave(&mut state);
         Ok(())
@@ -153,7 +153,7 @@ impl Channel {
     pub fn release(&mut self) {
         if let Some(frame) = self.reading.take() {
             let mut state = self.shared.lock();
-            state.release(frame, Instant::now());
+            state.release(frame);
             self.leave(&mut state);
         }
     }
@@ -167,7 +167,7 @@ impl Channel {
         look(state.kept(), reading.as_ref().map_or(&[], Incoming::bytes));
         state.let_go();
         if let Some(frame) = reading {
-            state.release(frame, Instant::now());
+            state.release(frame);
         }
         self.leave(&mut state);
         state.is_flushed()

@@ -11,7 +11,7 @@
 //! | 8..16 | seq | place of the first payload byte in the sender's stream |
 //! | 16..24 | ack | bytes of the other direction that the sender of this frame has done with |
 //! | 24..28 | credit | receives ever posted; queue pairs only, else 0 |
-//! | 28..32 | crc32c | of the header with this field 0, then the payload; 0 on sealed carriers |
+//! | 28..32 | crc32c | of the header with this field 0, then the payload; 0 on sealed carriers and on cables |
 //!
 //! `seq` and `ack` count bytes of the channel, not frames, so a relay may cut a frame into smaller ones.
 

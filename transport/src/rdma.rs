@@ -13,8 +13,8 @@
 //! - A message has one piece, of registered memory.
 //!
 //! Memory is handed around whole, as [`Slot`]s: posting one moves it into the queue pair, and [`QueuePair::take`] gives it
-//! back when its completion has come. So nobody can look at bytes that a device may be writing, and nothing here is unsafe
-//! for those who use it.
+//! back when its completion has come. What is sent can be read meanwhile by a [`View`], which keeps its slot from being written
+//! to. So nobody can look at bytes that a device may be writing, and nothing here is unsafe for those who use it.
 //!
 //! Three libraries: [`native`], found at run time (`libibverbs.so.1` on Linux, `librdma.dylib` on macOS; "there is none" is an
 //! answer); [`software`], devices within the process that fail on demand; and with the cargo feature `ibverbs`, on Linux, the system's
@@ -44,7 +44,7 @@ pub mod upgrade;
 use std::sync::Arc;
 
 pub use error::{Refused, Verb, VerbsError};
-pub use memory::{PAGE_BYTES, Slot};
+pub use memory::{PAGE_BYTES, Slot, View};
 pub use system::{BINDING, system};
 pub use types::{
     Address, Completion, Depth, Direction, Gid, Kind, Mtu, Path, Port, PortState, QueuePairState, Status,

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::carrier::lent::Lent;
 use crate::carrier::{Carrier, CarrierError, Readiness, Sent};
 use crate::counters::Counts;
 use crate::error::ChannelError;
@@ -117,6 +118,9 @@ pub(crate) struct State {
     pub(crate) avoids_cable: Option<u16>,
     /// A direct connection's other end does not take plain frames.
     pub(crate) always_sealed: bool,
+    /// The instant that was named last. Frames are committed and released by it: reading the clock takes longer than the rest, and
+    /// nothing that they lead to needs it to the millisecond.
+    latest: Instant,
     send: SendWindow,
     receive: ReceiveWindow,
     /// Frames released, and since when, that no frame has acknowledged.
@@ -162,6 +166,7 @@ impl State {
             installed: now,
             avoids_cable: None,
             always_sealed: false,
+            latest: now,
             send: SendWindow::new(frame_bytes),
             receive: ReceiveWindow::new(frame_bytes),
             owed: 0,
@@ -188,13 +193,16 @@ impl State {
         }
     }
 
-    /// A free slot to write into.
-    pub(crate) fn take_slot(&mut self) -> Option<Slot> {
-        self.send.take()
+    /// A free slot to write a frame of at most `len` bytes into, in the carrier's memory where that lends some.
+    pub(crate) fn take_slot(&mut self, len: usize) -> Option<Slot> {
+        let mut slot = self.send.take()?;
+        slot.borrow(self.carrier.as_mut().and_then(|carrier| carrier.lend(len)));
+        Some(slot)
     }
 
     /// Queues a filled slot and sends what can be sent. If `keep`, it stays readable, see [`State::kept`].
-    pub(crate) fn commit(&mut self, slot: Slot, len: u32, end: bool, keep: bool, now: Instant) {
+    pub(crate) fn commit(&mut self, slot: Slot, len: u32, end: bool, keep: bool) {
+        let now = self.latest;
         self.send.push(slot, len, end, keep);
         self.unlooked += 1;
         if self.unlooked >= ACK_FRAMES {
@@ -230,7 +238,8 @@ impl State {
     }
 
     /// The reader is done with a frame.
-    pub(crate) fn release(&mut self, frame: Incoming, now: Instant) {
+    pub(crate) fn release(&mut self, frame: Incoming) {
+        let now = self.latest;
         self.receive.release(frame);
         self.owed += 1;
         self.owed_since.get_or_insert(now);
@@ -247,6 +256,7 @@ impl State {
 
     /// Moves what can be moved in both directions and sees to the deadlines. What goes wrong ends up in the phase.
     pub(crate) fn progress(&mut self, now: Instant, take_in: TakeIn) {
+        self.latest = self.latest.max(now);
         let moved = self.push_out(now).and_then(|()| self.take_in(take_in, now)).and_then(|took| {
             // What arrived may have made room, or be owed an acknowledgement.
             if took { self.push_out(now) } else { Ok(()) }
@@ -280,10 +290,16 @@ impl State {
         if !carrier.flush(now)? {
             return Ok(());
         }
+        let data = self.header(Kind::Data, false, 0, 0);
         while let Some((frame, at, replay)) = self.send.unsent() {
-            let from = (at - frame.start) as usize;
-            let header = self.header(Kind::Data, frame.end, frame.len - from as u32, at);
-            if carrier.send(header, &frame.slot.bytes(frame.len as usize)[from..], now)? == Sent::Full {
+            let (from, len) = ((at - frame.start) as usize, frame.len as usize);
+            let mut header = data;
+            (header.end, header.len, header.seq) = (frame.end, frame.len - from as u32, at);
+            let sent = match frame.slot.lent().filter(|_| from == 0) {
+                Some(lent) => carrier.send_lent(header, lent, len, now),
+                None => carrier.send(header, &frame.slot.bytes(len)[from..], now),
+            };
+            if sent? == Sent::Full {
                 return Ok(());
             }
             self.send.mark_sent();
@@ -325,14 +341,20 @@ impl State {
             if take_in == TakeIn::First && !self.receive.is_empty() {
                 break;
             }
-            let Some(header) = carrier.receive(self.receive.landing(), now)? else { break };
+            // What stays in the carrier's memory takes it from other channels, so only what is about to be read does.
+            let room = self.receive.landing();
+            let received = match take_in {
+                TakeIn::First => carrier.receive_in_place(room, now)?,
+                TakeIn::All => carrier.receive(room, now)?.map(|header| (header, None)),
+            };
+            let Some((header, lent)) = received else { break };
             took = true;
-            self.arrived(header)?;
+            self.arrived(header, lent)?;
         }
         Ok(took)
     }
 
-    fn arrived(&mut self, header: Header) -> Result<(), CarrierError> {
+    fn arrived(&mut self, header: Header, lent: Option<Lent>) -> Result<(), CarrierError> {
         if header.channel != self.number {
             self.counts.frames_other_channel.add();
             return Ok(());
@@ -346,7 +368,7 @@ impl State {
         match header.kind {
             Kind::Ack => {}
             Kind::Data if over => self.counts.frames_closed_channel.add(),
-            Kind::Data => match self.receive.land(header.seq, header.len, header.end)? {
+            Kind::Data => match self.receive.land(header.seq, header.len, header.end, lent)? {
                 Landed::New => {}
                 Landed::Duplicate => {
                     self.duplicate_frames += 1;
@@ -374,12 +396,17 @@ impl State {
             CarrierError::Frame(_) | CarrierError::Window(_) => self.counts.frame_errors.add(),
             CarrierError::Ended | CarrierError::Io(_) | CarrierError::Cable(_) | CarrierError::Cut => {}
         }
-        self.drop_carrier(error.to_string(), now);
+        // Healing has its time from now on.
+        self.drop_carrier(error.to_string(), now.max(Instant::now()));
     }
 
     /// Lets go of the carrier, if there is one, as if it had broken.
     pub(crate) fn drop_carrier(&mut self, why: String, now: Instant) {
-        if self.carrier.take().is_none() || self.over().is_some() {
+        if self.carrier.take().is_none() {
+            return;
+        }
+        self.send.bring_home();
+        if self.over().is_some() {
             return;
         }
         self.counts.carriers_lost.add();
@@ -512,6 +539,7 @@ impl State {
         self.drop_carrier("replaced by a newer connection".to_owned(), now);
         self.incarnation = incarnation;
         self.installed = now;
+        self.latest = self.latest.max(now);
         self.counts.carriers.add();
         if let Err(error) = self.send.rewind(lacking) {
             self.finish(ChannelError::Protocol { what: error.to_string() });

@@ -2,10 +2,12 @@
 //!
 //! A slot is one frame's payload. It is handed around whole: from the free ones to the writer, to the frames under way,
 //! and back when they are acknowledged; and on the other side from the carrier to the reader and back. So the writer
-//! fills and the reader reads in place, and nothing is allocated once a channel is open.
+//! fills and the reader reads in place, and nothing is allocated once a channel is open. A carrier may lend memory of its
+//! own for a slot's turn, which is sent from and received into without a copy; a slot keeps its own for when that has to go home.
 
 use std::collections::VecDeque;
 
+use crate::carrier::lent::Lent;
 use crate::frame::HEADER_BYTES;
 use crate::keys::TAG_BYTES;
 
@@ -46,6 +48,8 @@ pub(crate) struct Slot {
     bytes: usize,
     /// Where a page border in `memory` is, with room for a head in front of it.
     start: usize,
+    /// What stands for `memory` in this turn of the slot.
+    lent: Option<Lent>,
 }
 
 impl Slot {
@@ -54,12 +58,36 @@ impl Slot {
         // `align_offset` may refuse to say (usize::MAX); then the slot is merely not aligned.
         let border = Some(memory.as_ptr().align_offset(PAGE_BYTES)).filter(|&at| at < PAGE_BYTES);
         let start = border.map_or(HEAD_BYTES, |at| if at < HEAD_BYTES { at + PAGE_BYTES } else { at });
-        Slot { memory, bytes, start }
+        Slot { memory, bytes, start, lent: None }
     }
 
-    /// The whole slot.
-    pub(crate) fn room(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..self.start + self.bytes]
+    /// Room for `len` bytes, at most the agreed frame size. What was written before stays.
+    pub(crate) fn room(&mut self, len: usize) -> &mut [u8] {
+        if self.lent.as_mut().is_some_and(|lent| lent.room().len() < len) {
+            self.bring_home();
+        }
+        match &mut self.lent {
+            Some(lent) => lent.room().get_mut(..len).unwrap_or_default(),
+            None => &mut self.memory[self.start..self.start + len],
+        }
+    }
+
+    /// Takes memory for this turn.
+    pub(crate) fn borrow(&mut self, lent: Option<Lent>) {
+        self.lent = lent;
+    }
+
+    /// What it was lent, if it was.
+    pub(crate) fn lent(&mut self) -> Option<&mut Lent> {
+        self.lent.as_mut()
+    }
+
+    /// Goes on with its own memory.
+    fn bring_home(&mut self) {
+        let Some(lent) = self.lent.take() else { return };
+        let own = &mut self.memory[self.start..self.start + self.bytes];
+        let len = own.len().min(lent.len());
+        own[..len].copy_from_slice(lent.bytes(len));
     }
 
     /// The same with [`HEAD_BYTES`] in front of it.
@@ -69,7 +97,10 @@ impl Slot {
 
     /// The first `len` bytes; `len` is at most the agreed frame size.
     pub(crate) fn bytes(&self, len: usize) -> &[u8] {
-        &self.memory[self.start..self.start + len]
+        match &self.lent {
+            Some(lent) => lent.bytes(len),
+            None => &self.memory[self.start..self.start + len],
+        }
     }
 }
 
@@ -154,13 +185,32 @@ impl SendWindow {
         for frame in &mut self.under_way {
             frame.keep = false;
         }
-        self.free.extend(self.kept.take().map(|frame| frame.slot));
+        if let Some(frame) = self.kept.take() {
+            self.rest(frame.slot);
+        }
+    }
+
+    /// A slot's turn is over.
+    fn rest(&mut self, mut slot: Slot) {
+        slot.borrow(None);
+        self.free.push(slot);
+    }
+
+    /// What a carrier that goes away has lent is copied from there.
+    pub(crate) fn bring_home(&mut self) {
+        for frame in self.under_way.iter_mut().chain(&mut self.kept) {
+            frame.slot.bring_home();
+        }
     }
 
     /// Queues a filled slot. `len` is at least 1. One that is to be kept takes the place of the one that was.
-    pub(crate) fn push(&mut self, slot: Slot, len: u32, end: bool, keep: bool) {
+    pub(crate) fn push(&mut self, mut slot: Slot, len: u32, end: bool, keep: bool) {
         if keep {
             self.let_go();
+        }
+        // More may be sent than room was asked for.
+        if slot.lent.as_ref().is_some_and(|lent| lent.len() < len as usize) {
+            slot.bring_home();
         }
         let start = self.next;
         self.next += u64::from(len);
@@ -168,9 +218,10 @@ impl SendWindow {
     }
 
     /// The next frame the carrier should take: it, the place of its first byte to send, whether it is a replay.
-    pub(crate) fn unsent(&self) -> Option<(&Outgoing, u64, bool)> {
-        let frame = self.under_way.get(self.sent)?;
-        Some((frame, self.resume.max(frame.start), frame.start < self.ever_sent))
+    pub(crate) fn unsent(&mut self) -> Option<(&mut Outgoing, u64, bool)> {
+        let frame = self.under_way.get_mut(self.sent)?;
+        let (at, replay) = (self.resume.max(frame.start), frame.start < self.ever_sent);
+        Some((frame, at, replay))
     }
 
     /// The carrier took what [`SendWindow::unsent`] gave.
@@ -208,7 +259,7 @@ impl SendWindow {
                 if frame.keep {
                     self.kept = Some(frame);
                 } else {
-                    self.free.push(frame.slot);
+                    self.rest(frame.slot);
                 }
                 self.sent = self.sent.saturating_sub(1);
             }
@@ -286,12 +337,18 @@ impl ReceiveWindow {
     }
 
     /// The payload of the frame that arrived last and was not given to [`ReceiveWindow::land`].
-    pub(crate) fn landed(&mut self) -> &[u8] {
-        self.landing.room()
+    pub(crate) fn landed(&self) -> &[u8] {
+        self.landing.bytes(self.landing.bytes)
     }
 
-    /// The frame in the landing slot is complete.
-    pub(crate) fn land(&mut self, seq: u64, len: u32, end: bool) -> Result<Landed, WindowError> {
+    /// The frame in the landing slot, or in what the carrier lent for it, is complete.
+    pub(crate) fn land(
+        &mut self,
+        seq: u64,
+        len: u32,
+        end: bool,
+        lent: Option<Lent>,
+    ) -> Result<Landed, WindowError> {
         if seq > self.received {
             return Err(WindowError::Gap { seq, expected: self.received });
         }
@@ -300,7 +357,8 @@ impl ReceiveWindow {
             return Ok(Landed::Duplicate);
         }
         let next = self.free.pop().ok_or(WindowError::Overrun)?;
-        let slot = std::mem::replace(&mut self.landing, next);
+        let mut slot = std::mem::replace(&mut self.landing, next);
+        slot.borrow(lent);
         // Less than `len`, since seq + len is past `received`.
         let skip = (self.received - seq) as u32;
         self.arrived.push_back(Incoming { slot, len, end, skip });
@@ -325,7 +383,9 @@ impl ReceiveWindow {
     /// The reader is done with a frame.
     pub(crate) fn release(&mut self, frame: Incoming) {
         self.released += u64::from(frame.len - frame.skip);
-        self.free.push(frame.slot);
+        let mut slot = frame.slot;
+        slot.borrow(None);
+        self.free.push(slot);
     }
 
     /// The first byte that has not arrived.
@@ -372,7 +432,7 @@ mod tests {
         let mut window = SendWindow::new(64);
         for byte in [1, 2] {
             let mut slot = window.take().unwrap();
-            slot.room()[..10].fill(byte);
+            slot.room(10).fill(byte);
             window.push(slot, 10, true, true);
             window.mark_sent();
             assert_eq!(window.kept(), [byte; 10]);
@@ -419,11 +479,11 @@ mod tests {
     #[test]
     fn arrivals_are_in_order_once_and_bounded() {
         let mut window = ReceiveWindow::new(64);
-        assert_eq!(window.land(0, 10, true), Ok(Landed::New));
-        assert_eq!(window.land(0, 10, true), Ok(Landed::Duplicate));
-        assert_eq!(window.land(11, 10, true), Err(WindowError::Gap { seq: 11, expected: 10 }));
+        assert_eq!(window.land(0, 10, true, None), Ok(Landed::New));
+        assert_eq!(window.land(0, 10, true, None), Ok(Landed::Duplicate));
+        assert_eq!(window.land(11, 10, true, None), Err(WindowError::Gap { seq: 11, expected: 10 }));
         window.landing()[HEAD_BYTES..][..10].copy_from_slice(b"abcdefghij");
-        assert_eq!(window.land(5, 10, true), Ok(Landed::New), "half of it is new");
+        assert_eq!(window.land(5, 10, true, None), Ok(Landed::New), "half of it is new");
         let first = window.pop().unwrap();
         window.release(first);
         let second = window.pop().unwrap();
@@ -431,9 +491,9 @@ mod tests {
         window.release(second);
         assert_eq!((window.received(), window.released()), (15, 15));
         for index in 0..WINDOW_FRAMES as u64 {
-            assert_eq!(window.land(15 + index, 1, false), Ok(Landed::New));
+            assert_eq!(window.land(15 + index, 1, false, None), Ok(Landed::New));
         }
-        assert_eq!(window.land(31, 1, false), Err(WindowError::Overrun));
+        assert_eq!(window.land(31, 1, false, None), Err(WindowError::Overrun));
     }
 
     #[test]
@@ -454,7 +514,7 @@ mod tests {
     #[test]
     fn slots_start_at_a_page() {
         let mut slot = Slot::new(100);
-        assert_eq!(slot.room().len(), 100);
-        assert_eq!(slot.room().as_ptr().align_offset(PAGE_BYTES), 0);
+        assert_eq!(slot.room(84).len(), 84);
+        assert_eq!(slot.room(84).as_ptr().align_offset(PAGE_BYTES), 0);
     }
 }

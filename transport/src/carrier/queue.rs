@@ -1,7 +1,9 @@
 //! The carrier over queue pairs: one channel's share of a cable, and the TCP connection by which it was agreed.
 //!
-//! Frames go over the cable as plain bytes with a checksum. The connection carries none: it says that the other side is there, and
+//! Frames go over the cable as plain bytes. The connection carries none: it says that the other side is there, and
 //! its end is the end of this carrier. Where the cable breaks, the channel heals on a connection as it does from any loss.
+
+mod coming;
 
 use std::io::{ErrorKind, Read};
 use std::net::{Shutdown, TcpStream};
@@ -9,11 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use self::coming::Coming;
+use super::lent::Lent;
 use super::{Carrier, CarrierError, Readiness, Sent};
 use crate::endpoint::SharedCable;
-use crate::frame::{FrameError, HEADER_BYTES, Header, Kind};
+use crate::frame::{HEADER_BYTES, Header};
 use crate::keys::Protection;
-use crate::rdma::cable::{Arrival, Cable, Piece, Wake};
+use crate::rdma::cable::{Cable, Loan, Piece, Wake};
 use crate::wait::Bell;
 use crate::window::WindowError;
 
@@ -65,15 +69,11 @@ pub(crate) struct QueueCarrier {
     channel: u16,
     ringer: Arc<Ringer>,
     anchor: Option<TcpStream>,
-    frame_bytes: u32,
     /// The frame that did not find room as a whole: its header, payload, and how much of that is sent.
     outgoing: Vec<u8>,
     outgoing_header: [u8; HEADER_BYTES],
     sent: usize,
-    /// Place of the first byte that has not come.
-    expected: u64,
-    /// The frame that is coming: place, bytes, and how many of them are here.
-    partial: Option<(u64, u32, usize)>,
+    coming: Coming,
     looked: Instant,
     /// Since when the other side says no more.
     ended: Option<Instant>,
@@ -95,12 +95,10 @@ impl QueueCarrier {
             channel,
             ringer,
             anchor: None,
-            frame_bytes,
             outgoing: Vec::with_capacity(frame_bytes as usize),
             outgoing_header: [0; HEADER_BYTES],
             sent: 0,
-            expected: 0,
-            partial: None,
+            coming: Coming::from(0, frame_bytes),
             looked: Instant::now(),
             ended: None,
         })
@@ -109,7 +107,7 @@ impl QueueCarrier {
     /// Both sides agree, on `anchor`; the first byte that this side lacks is `expected`.
     pub(crate) fn agreed(mut self, anchor: TcpStream, expected: u64) -> QueueCarrier {
         self.anchor = Some(anchor);
-        self.expected = expected;
+        self.coming = Coming::from(expected, self.coming.frame_bytes());
         self
     }
 
@@ -135,45 +133,31 @@ impl QueueCarrier {
         }
     }
 
-    /// Whether a piece is the next one.
-    fn fits(&self, arrival: &Arrival) -> bool {
-        let header = Header::decode(arrival.header(), self.frame_bytes);
-        // What is no frame is taken, to be found wanting.
-        let Ok(header) = header else { return true };
-        match (header.kind, self.partial) {
-            (Kind::Ack, _) => true,
-            (_, Some((seq, total, here))) => {
-                header.seq == seq && header.len == total && arrival.offset() as usize == here
+    /// The next whole frame, in `room` or, if it may, where it came.
+    fn take(
+        &mut self,
+        room: &mut [u8],
+        may_keep: bool,
+        now: Instant,
+    ) -> Result<Option<(Header, Option<Loan>)>, CarrierError> {
+        self.ringer.hush();
+        let mut cable = self.cable.lock();
+        cable.poll(now, Some(self.channel)).map_err(CarrierError::Cable)?;
+        while let Some(mut arrival) = cable.take(self.channel, |arrival| self.coming.fits(arrival)) {
+            if may_keep && let Some(header) = self.coming.new_data(&arrival) {
+                match cable.keep(arrival) {
+                    Ok(loan) => return Ok(Some((self.coming.complete(header), Some(loan)))),
+                    Err(back) => arrival = back,
+                }
             }
-            (_, None) => header.seq <= self.expected && arrival.offset() == 0,
+            let put = self.coming.put(&arrival, room);
+            cable.release(arrival);
+            if let Some(header) = put? {
+                return Ok(Some((header, None)));
+            }
         }
-    }
-
-    /// Puts a piece where it belongs; the frame's header once it is whole.
-    fn put(&mut self, arrival: &Arrival, room: &mut [u8]) -> Result<Option<Header>, CarrierError> {
-        let header = Header::decode(arrival.header(), self.frame_bytes).map_err(CarrierError::Frame)?;
-        let (bytes, offset) = (arrival.bytes(), arrival.offset() as usize);
-        if arrival.total() != header.len {
-            return Err(CarrierError::Frame(FrameError::Length(header.len)));
-        }
-        let place = room.get_mut(HEADER_BYTES + offset..).and_then(|room| room.get_mut(..bytes.len()));
-        place.ok_or(CarrierError::Window(WindowError::Overrun))?.copy_from_slice(bytes);
-        let here = offset + bytes.len();
-        if here < header.len as usize {
-            self.partial = Some((header.seq, header.len, here));
-            return Ok(None);
-        }
-        if header.len > 0 {
-            self.partial = None;
-        }
-        let payload = room.get(HEADER_BYTES..HEADER_BYTES + here).unwrap_or_default();
-        if header.checksum(payload) != header.crc32c {
-            return Err(CarrierError::Checksum);
-        }
-        if header.kind == Kind::Data {
-            self.expected = self.expected.max(header.seq.saturating_add(u64::from(header.len)));
-        }
-        Ok(Some(header))
+        drop(cable);
+        self.look_at_anchor(now).map(|()| None)
     }
 }
 
@@ -209,7 +193,7 @@ impl Carrier for QueueCarrier {
             return Ok(Sent::Full);
         }
         header.channel = self.channel;
-        header.crc32c = header.checksum(payload);
+        header.crc32c = 0;
         let encoded = header.encode();
         let sent = send_pieces(&mut self.cable.lock(), self.channel, encoded, payload, 0, now)?;
         let Some(sent) = sent else { return Ok(Sent::Full) };
@@ -219,6 +203,34 @@ impl Carrier for QueueCarrier {
             (self.outgoing_header, self.sent) = (encoded, sent);
         }
         Ok(Sent::Taken)
+    }
+
+    fn lend(&mut self, len: usize) -> Option<Lent> {
+        let loan = self.cable.lock().lend(len)?;
+        Some(Lent::new(&self.cable, loan))
+    }
+
+    fn send_lent(
+        &mut self,
+        mut header: Header,
+        lent: &mut Lent,
+        len: usize,
+        now: Instant,
+    ) -> Result<Sent, CarrierError> {
+        if self.is_stuck() {
+            return Ok(Sent::Full);
+        }
+        header.channel = self.channel;
+        header.crc32c = 0;
+        let mut cable = self.cable.lock();
+        if let Some(loan) = lent.of(&self.cable)
+            && cable.sends_from(loan, len)
+        {
+            let sent = cable.send_from(self.channel, header.encode(), loan, header.len, now);
+            return Ok(if sent.map_err(CarrierError::Cable)? { Sent::Taken } else { Sent::Full });
+        }
+        drop(cable);
+        self.send(header, lent.bytes(len), now)
     }
 
     fn flush(&mut self, now: Instant) -> Result<bool, CarrierError> {
@@ -232,19 +244,16 @@ impl Carrier for QueueCarrier {
     }
 
     fn receive(&mut self, room: &mut [u8], now: Instant) -> Result<Option<Header>, CarrierError> {
-        self.ringer.hush();
-        let shared = self.cable.clone();
-        let mut cable = shared.lock();
-        cable.poll(now, Some(self.channel)).map_err(CarrierError::Cable)?;
-        while let Some(arrival) = cable.take(self.channel, |arrival| self.fits(arrival)) {
-            let put = self.put(&arrival, room);
-            cable.release(arrival);
-            if let Some(header) = put? {
-                return Ok(Some(header));
-            }
-        }
-        drop(cable);
-        self.look_at_anchor(now).map(|()| None)
+        Ok(self.take(room, false, now)?.map(|(header, _)| header))
+    }
+
+    fn receive_in_place(
+        &mut self,
+        room: &mut [u8],
+        now: Instant,
+    ) -> Result<Option<(Header, Option<Lent>)>, CarrierError> {
+        let taken = self.take(room, true, now)?;
+        Ok(taken.map(|(header, loan)| (header, loan.map(|loan| Lent::new(&self.cable, loan)))))
     }
 
     fn say_no_more(&mut self) {

@@ -16,6 +16,7 @@
 mod class;
 mod head;
 mod inbox;
+mod loan;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,6 +25,7 @@ use self::class::{Class, Order, Shape};
 use self::head::{FRAME_HEAD_BYTES, HEAD_BYTES, Head};
 use self::inbox::Inboxes;
 pub use self::inbox::{Arrival, Wake};
+pub use self::loan::Loan;
 use super::error::VerbsError;
 use super::station::Station;
 use super::types::{Address, Completion, Depth, Direction, Kind, Mtu, Path, Status};
@@ -34,9 +36,9 @@ pub const CLASSES: usize = 3;
 
 /// A hidden state or less, a batch of them, and whole prompts. Apple's devices hold few large messages at once.
 pub(super) const SHAPES: [Shape; CLASSES] = [
-    Shape { stride: 4 << 10, depth: 16, extra: NOTES },
-    Shape { stride: 32 << 10, depth: 4, extra: 0 },
-    Shape { stride: 128 << 10, depth: 2, extra: 0 },
+    Shape { stride: 4 << 10, depth: 16, extra: NOTES, spare: 8 },
+    Shape { stride: 32 << 10, depth: 4, extra: 0, spare: 4 },
+    Shape { stride: 128 << 10, depth: 2, extra: 0, spare: 2 },
 ];
 /// A frame that fits so many small messages goes as such, where whole strides are sent.
 const SMALL_AT_MOST: usize = 3;
@@ -49,9 +51,14 @@ const POLLED: usize = 16;
 /// Polls that one call makes at most, so that it ends however fast the other side sends.
 const MAX_POLLS: usize = 8;
 
-/// Slots that a class needs: to fill and to receive.
-pub(super) const fn slots_of(shape: Shape) -> usize {
+/// Work requests of a class that may be with the device: sends and receives.
+const fn requests_of(shape: Shape) -> usize {
     2 * (shape.depth + shape.extra)
+}
+
+/// Slots that a class needs: for those, and to lend.
+pub(super) const fn slots_of(shape: Shape) -> usize {
+    requests_of(shape) + shape.spare
 }
 
 /// Messages that may have come and not been read.
@@ -153,6 +160,10 @@ pub struct CableStats {
     pub notes: u64,
     /// Messages dropped for channels that are not attached.
     pub strangers: u64,
+    /// Frames sent from where they were written, without a copy.
+    pub in_place: u64,
+    /// Frames that stayed where they came to be read there, without a copy.
+    pub kept: u64,
 }
 
 /// A part of a frame, as it is sent.
@@ -190,6 +201,8 @@ pub struct Cable {
     got_through: Instant,
     /// The latest time that any call named: some of those who call read the clock now and then only.
     latest: Instant,
+    /// When the clocks were looked at last.
+    looked: Instant,
     /// Something did not find room. Word of room may be lost, so it is asked for.
     starved: bool,
     stats: CableStats,
@@ -204,7 +217,7 @@ impl Cable {
         incarnation: u32,
         patience: Patience,
     ) -> Result<Cable, CableError> {
-        let completions: usize = SHAPES.iter().map(|&shape| slots_of(shape)).sum();
+        let completions: usize = SHAPES.iter().map(|&shape| requests_of(shape)).sum();
         let queue = station.completion_queue(completions as u32)?;
         let mut pairs = Vec::with_capacity(CLASSES);
         for shape in SHAPES {
@@ -239,6 +252,7 @@ impl Cable {
             asked: now,
             got_through: now,
             latest: now,
+            looked: now,
             starved: false,
             stats: CableStats::default(),
             broken: None,
@@ -275,7 +289,7 @@ impl Cable {
         for (index, class) in self.classes.iter_mut().enumerate() {
             let Shape { depth, extra, .. } = class.shape;
             for _ in 0..depth + extra {
-                let slot = class.free.pop().ok_or(CableError::Crowded)?;
+                let slot = class.fresh().ok_or(CableError::Crowded)?;
                 class.open(slot)?;
             }
             class.posted = depth;
@@ -321,30 +335,61 @@ impl Cable {
     /// Sends a piece of a frame of `channel`; false while there is no room, and `channel` is woken when there is.
     pub fn send(&mut self, channel: u16, piece: Piece<'_>, now: Instant) -> Result<bool, CableError> {
         self.check()?;
-        let now = self.at(now);
-        self.is_word_due(now);
         let index = self.class_of(piece.total as usize);
-        if !self.classes[index].may_send() {
-            self.starved = true;
-            self.inboxes.wants_room(channel);
+        let fresh = if self.has_credit(index, channel, now) { self.classes[index].fresh() } else { None };
+        let Some(mut slot) = fresh else {
+            self.wants_room(channel);
             return Ok(false);
-        }
-        let Some(mut slot) = self.classes[index].free.pop() else { return Ok(false) };
-        let mut head = self.head();
-        head.frame = piece.header;
-        (head.frame[0], head.frame[1]) = (channel.to_le_bytes()[0], channel.to_le_bytes()[1]);
-        head.number = self.classes[index].next();
-        (head.total, head.offset) = (piece.total, piece.offset);
+        };
+        let head = self.head_of(index, channel, piece.header, piece.total, piece.offset);
         let room = self.classes[index].room();
         if piece.bytes.len() > room || !write(&mut slot, &head, piece.bytes, self.exact) {
             self.classes[index].free.push(slot);
             return Err(CableError::Head("a piece that is longer than its class"));
         }
-        let sent = self.classes[index].send(slot);
+        self.post(index, slot, piece.bytes.len())
+    }
+
+    /// Whether the other side has a receive for a message of a class; if not, `channel` is woken when it has.
+    fn has_credit(&mut self, class: usize, channel: u16, now: Instant) -> bool {
+        let now = self.at(now);
+        self.is_word_due(now);
+        let has = self.classes[class].has_credit();
+        if !has {
+            self.wants_room(channel);
+        }
+        has
+    }
+
+    fn wants_room(&mut self, channel: u16) {
+        self.starved = true;
+        self.inboxes.wants_room(channel);
+    }
+
+    /// The head of a class's next message, a piece of a frame of `channel`.
+    fn head_of(
+        &self,
+        class: usize,
+        channel: u16,
+        header: [u8; FRAME_HEAD_BYTES],
+        total: u32,
+        offset: u32,
+    ) -> Head {
+        let mut head = self.head();
+        head.frame = header;
+        (head.frame[0], head.frame[1]) = (channel.to_le_bytes()[0], channel.to_le_bytes()[1]);
+        head.number = self.classes[class].next();
+        (head.total, head.offset) = (total, offset);
+        head
+    }
+
+    /// Sends a slot that holds a class's next message, of so many bytes of a frame.
+    fn post(&mut self, class: usize, slot: Slot, bytes: usize) -> Result<bool, CableError> {
+        let sent = self.classes[class].send(slot);
         self.told();
         self.stats.sent += 1;
-        self.stats.sent_bytes += piece.bytes.len() as u64;
-        self.keep(sent).map(|()| true)
+        self.stats.sent_bytes += bytes as u64;
+        self.breaking(sent).map(|()| true)
     }
 
     /// The first piece for `channel` that `fits`. To be given to [`Cable::release`].
@@ -354,14 +399,18 @@ impl Cable {
 
     /// A piece was read: its slot takes the next message.
     pub fn release(&mut self, arrival: Arrival) {
-        let Arrival { slot, class, .. } = arrival;
+        self.reopen(arrival.class, arrival.slot);
+    }
+
+    /// Posts a receive in the place of one that a message took.
+    fn reopen(&mut self, class: usize, slot: Slot) {
         let opened = self.open(class, slot);
         if opened.is_ok() {
             self.classes[class].posted += 1;
             self.classes[class].unreported += 1;
         }
         // What it broke is found by the next call.
-        let _ = self.keep(opened);
+        let _ = self.breaking(opened);
     }
 
     /// Takes in what has come, and says and asks what is due. `own` is the channel whose thread calls, not to be woken.
@@ -369,7 +418,7 @@ impl Cable {
         self.check()?;
         let now = self.at(now);
         let polled = self.take_in(now, own).and_then(|()| self.say(now));
-        self.keep(polled)
+        self.breaking(polled)
     }
 
     fn at(&mut self, now: Instant) -> Instant {
@@ -554,8 +603,12 @@ impl Cable {
         due
     }
 
-    /// Notes that are due, and the other side's silence.
-    fn say(&mut self, now: Instant) -> Result<(), CableError> {
+    /// Whether the other side has been silent for so long that it is to be asked, if not given up.
+    fn is_late(&mut self, now: Instant) -> Result<bool, CableError> {
+        // Polls are many, and their times few.
+        if std::mem::replace(&mut self.looked, now) == now {
+            return Ok(false);
+        }
         let waits = self.is_word_due(now);
         let silent = now.saturating_duration_since(self.heard);
         if silent >= self.patience.silence {
@@ -566,7 +619,12 @@ impl Cable {
             return Err(CableError::Stuck(stuck));
         }
         let last = self.heard.max(self.asked);
-        let asks = waits && now.saturating_duration_since(last) >= self.patience.ask_after;
+        Ok(waits && now.saturating_duration_since(last) >= self.patience.ask_after)
+    }
+
+    /// Notes that are due, and the other side's silence.
+    fn say(&mut self, now: Instant) -> Result<(), CableError> {
+        let asks = self.is_late(now)?;
         // Half of a window is reported at once, so that the sender does not stand still.
         let tells = self.classes.iter().any(|class| class.unreported >= class.shape.depth);
         if !(asks || tells || self.owes_note || self.owes_answer) {
@@ -593,7 +651,7 @@ impl Cable {
     }
 
     /// What breaks it tears it down.
-    fn keep<T>(&mut self, outcome: Result<T, CableError>) -> Result<T, CableError> {
+    fn breaking<T>(&mut self, outcome: Result<T, CableError>) -> Result<T, CableError> {
         if let Err(error) = &outcome {
             self.tear_down(error.clone());
         }
@@ -637,10 +695,18 @@ impl Drop for Cable {
 }
 
 fn write(slot: &mut Slot, head: &Head, payload: &[u8], exact: bool) -> bool {
-    slot.fill(if exact { HEAD_BYTES + payload.len() } else { slot.len() });
-    let Some((front, rest)) = slot.bytes_mut().split_first_chunk_mut::<HEAD_BYTES>() else { return false };
-    head.encode(front);
-    rest.get_mut(..payload.len()).map(|room| room.copy_from_slice(payload)).is_some()
+    let room = slot.bytes_mut().get_mut(HEAD_BYTES..).and_then(|room| room.get_mut(..payload.len()));
+    let Some(room) = room else { return false };
+    room.copy_from_slice(payload);
+    put_head(slot, head, payload.len(), exact)
+}
+
+/// Puts a head in front of `payload` bytes; false where they do not find room behind it.
+fn put_head(slot: &mut Slot, head: &Head, payload: usize, exact: bool) -> bool {
+    let whole = HEAD_BYTES + payload;
+    slot.fill(if exact { whole } else { slot.len() });
+    let room = slot.bytes_mut().get_mut(..whole).and_then(<[u8]>::first_chunk_mut::<HEAD_BYTES>);
+    room.map(|front| head.encode(front)).is_some()
 }
 
 fn read(slot: &Slot) -> Option<Head> {

@@ -118,6 +118,9 @@ pub enum VerbsError {
         /// Which call.
         verb: Verb,
     },
+    /// A receive into a slot that somebody reads, see [`super::View`].
+    #[error("a receive into memory that is being read")]
+    Viewed,
 }
 
 /// A slot that was not posted, and why.

@@ -5,6 +5,7 @@ use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 /// Regions begin at a multiple of this and are as many of these long: the pages of Apple's processors, four of Linux's.
 pub const PAGE_BYTES: usize = 16 << 10;
@@ -36,7 +37,7 @@ impl Pages {
     ///
     /// # Safety
     /// They are initialised, and nobody touches them until the registration of their region has been dropped, except through
-    /// its slots.
+    /// its slots and their views.
     #[cfg(all(feature = "ibverbs", target_os = "linux"))]
     pub(super) unsafe fn lent(first: NonNull<u8>, len: usize) -> Pages {
         Pages { first, len, layout: None }
@@ -71,32 +72,76 @@ impl Region {
     /// All of a region as one slot. `key` is the local key of `pages`.
     pub(super) fn whole(pages: Pages, key: u32, registration: Box<dyn Any + Send + Sync>) -> Slot {
         let len = pages.len();
-        Slot { region: Arc::new(Region { key, registration, pages }), start: 0, len, filled: len }
+        Slot::of(Arc::new(Region { key, registration, pages }), 0, len)
+    }
+}
+
+/// A range of a region, and by its count of holders whether anybody but its slot reads it.
+struct Part {
+    region: Arc<Region>,
+    start: usize,
+    len: usize,
+}
+
+impl Part {
+    fn address(&self) -> NonNull<u8> {
+        // SAFETY: within the region's allocation.
+        unsafe { self.region.pages.first().add(self.start) }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the range lies within the region, whose pages are initialised and live as long as `self.region`. No
+        // other part covers a byte of it. Its slot gives a writer, or is posted as a receive, only while nothing else
+        // holds this part, and a posted slot is owned by its queue pair, which gives no access; a send only reads. So
+        // there is no writer while this borrow lives.
+        unsafe { std::slice::from_raw_parts(self.address().as_ptr(), self.len) }
     }
 }
 
 /// A part of registered memory. There is no other to any byte of it: whoever holds it may read and write, and while it
-/// is posted the device alone does.
+/// is posted the device alone does; but while there is a [`View`] of it, nobody writes.
 pub struct Slot {
-    region: Arc<Region>,
-    start: usize,
-    len: usize,
+    part: Arc<Part>,
     /// What of it is sent.
     filled: usize,
+}
+
+/// Reads what a slot holds, wherever the slot is. While it lives, nobody writes there: the slot gives no room and cannot be
+/// posted as a receive.
+pub struct View {
+    part: Arc<Part>,
+}
+
+impl fmt::Debug for View {
+    /// Without the bytes, as with a slot.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("View").field("start", &self.part.start).field("len", &self.part.len).finish()
+    }
+}
+
+impl View {
+    /// What is in the slot.
+    pub fn bytes(&self) -> &[u8] {
+        self.part.bytes()
+    }
 }
 
 impl fmt::Debug for Slot {
     /// Without the bytes, which are many and may be somebody's prompt.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").field("start", &self.start).field("len", &self.len).finish()
+        f.debug_struct("Slot").field("start", &self.part.start).field("len", &self.part.len).finish()
     }
 }
 
 impl Slot {
+    fn of(region: Arc<Region>, start: usize, len: usize) -> Slot {
+        Slot { part: Arc::new(Part { region, start, len }), filled: len }
+    }
+
     /// Its length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a slot is never empty")]
     pub fn len(&self) -> usize {
-        self.len
+        self.part.len
     }
 
     /// Bytes at its front that a send takes; all of it, where nothing else was said.
@@ -106,28 +151,43 @@ impl Slot {
 
     /// Says how many bytes a send takes: at least one, at most all.
     pub fn fill(&mut self, bytes: usize) {
-        self.filled = bytes.clamp(1, self.len);
+        self.filled = bytes.clamp(1, self.len());
     }
 
     /// What is in it.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the range lies within the region, whose pages are initialised and live as long as `self.region`. No
-        // other slot covers a byte of it, a device touches it only while the slot is posted, and a posted slot is owned by
-        // its queue pair, which gives no access. So there is no writer while this borrow lives.
-        unsafe { std::slice::from_raw_parts(self.address().as_ptr(), self.len) }
+        self.part.bytes()
     }
 
-    /// The same, to write to.
+    /// The same, to write to; empty while there is a view of it.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; the borrow is exclusive, and so is the slot.
-        unsafe { std::slice::from_raw_parts_mut(self.address().as_ptr(), self.len) }
+        if self.is_viewed() {
+            return &mut [];
+        }
+        // SAFETY: as in `bytes`; the borrow is exclusive, the slot is, and there is no view, nor can there be a new one as
+        // long as this borrow lives, since it takes the slot to make one.
+        unsafe { std::slice::from_raw_parts_mut(self.address().as_ptr(), self.len()) }
     }
 
-    /// The slot's first `at` bytes and the rest; `None` where one of them would be empty.
+    /// To read it while somebody else has it.
+    pub fn view(&self) -> View {
+        View { part: self.part.clone() }
+    }
+
+    /// Whether there is a view of it, so that nobody may write to it.
+    pub fn is_viewed(&self) -> bool {
+        // Nothing but views shares the part, and only the slot makes them: once there is none, none comes.
+        let viewed = Arc::strong_count(&self.part) > 1;
+        // What views read is read before what is written next.
+        fence(Ordering::Acquire);
+        viewed
+    }
+
+    /// The slot's first `at` bytes and the rest; `None` where one of them would be empty, or while there is a view of it.
     pub fn split(self, at: usize) -> Option<(Slot, Slot)> {
-        let rest = self.len.checked_sub(at).filter(|rest| *rest > 0 && at > 0)?;
-        let second = Slot { region: self.region.clone(), start: self.start + at, len: rest, filled: rest };
-        Some((Slot { len: at, filled: at, ..self }, second))
+        let rest = self.len().checked_sub(at).filter(|rest| *rest > 0 && at > 0)?;
+        let Part { region, start, .. } = Arc::into_inner(self.part)?;
+        Some((Slot::of(region.clone(), start, at), Slot::of(region, start + at, rest)))
     }
 
     /// Cuts `count` slots of `stride` bytes off its front; they, and what is left. `None` if it is not longer than that.
@@ -145,17 +205,16 @@ impl Slot {
     /// Where it begins in its region.
     #[cfg(all(feature = "ibverbs", target_os = "linux"))]
     pub(super) fn start(&self) -> usize {
-        self.start
+        self.part.start
     }
 
     /// Where it is.
     pub(super) fn address(&self) -> NonNull<u8> {
-        // SAFETY: within the region's allocation.
-        unsafe { self.region.pages.first().add(self.start) }
+        self.part.address()
     }
 
     pub(super) fn region(&self) -> &Region {
-        &self.region
+        &self.part.region
     }
 }
 
@@ -180,6 +239,20 @@ mod tests {
         assert_eq!(rest.len(), 2 * PAGE_BYTES - 3 * 4096);
         assert!(rest.bytes().iter().all(|byte| *byte == 9));
         assert!(rest.split(2 * PAGE_BYTES).is_none());
+    }
+
+    #[test]
+    fn nobody_writes_where_somebody_reads() {
+        let mut slot = Region::whole(Pages::new(1).unwrap(), 7, Box::new(()));
+        slot.bytes_mut().fill(3);
+        let view = slot.view();
+        assert!(slot.is_viewed() && slot.bytes_mut().is_empty());
+        assert!(slot.bytes() == view.bytes() && view.bytes() == [3; PAGE_BYTES]);
+        drop(view);
+        assert!(!slot.is_viewed() && slot.bytes_mut().len() == PAGE_BYTES);
+        let view = slot.view();
+        assert!(slot.split(1).is_none());
+        assert_eq!(view.bytes(), [3; PAGE_BYTES]);
     }
 
     #[test]

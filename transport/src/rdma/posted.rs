@@ -47,14 +47,22 @@ impl Posted {
         }
     }
 
-    /// The number for the next work request, where one is allowed.
-    pub(super) fn number(&mut self, direction: Direction, state: QueuePairState) -> Result<u64, VerbsError> {
+    /// The number for the next work request, of `slot`, where one is allowed.
+    pub(super) fn number(
+        &mut self,
+        direction: Direction,
+        state: QueuePairState,
+        slot: &Slot,
+    ) -> Result<u64, VerbsError> {
         let (verb, limit) = match direction {
             Direction::Sent => (Verb::PostSend, self.depth.sends),
             Direction::Received => (Verb::PostReceive, self.depth.receives),
         };
         if state != QueuePairState::ReadyToSend {
             return Err(VerbsError::State { verb, state });
+        }
+        if direction == Direction::Received && slot.is_viewed() {
+            return Err(VerbsError::Viewed);
         }
         if self.queue(direction).len() >= limit as usize {
             return Err(VerbsError::Full { verb });
@@ -77,8 +85,11 @@ impl Posted {
     /// The slot of a request, done or not.
     pub(super) fn lift(&mut self, work: u64) -> Option<Slot> {
         let queue = self.queue(direction(work));
-        let at = queue.iter().position(|(other, _)| *other == work)?;
-        queue.remove(at).map(|(_, slot)| slot)
+        let lifted = match queue.iter().position(|(other, _)| *other == work)? {
+            0 => queue.pop_front(),
+            at => queue.remove(at),
+        };
+        lifted.map(|(_, slot)| slot)
     }
 
     /// How many bytes a send takes of its slot.

@@ -95,7 +95,11 @@ impl Station {
     pub(super) fn borrow(&self) -> Option<[Vec<Slot>; CLASSES]> {
         let mut pool = self.pool();
         let counts = cable::SHAPES.map(cable::slots_of);
-        if pool.iter().zip(counts).any(|(slots, count)| slots.len() < count) {
+        // What somebody reads still, of a cable that was, stays behind.
+        for slots in pool.iter_mut() {
+            slots.sort_by_key(|slot| !slot.is_viewed());
+        }
+        if pool.iter().zip(counts).any(|(slots, count)| unread(slots) < count) {
             return None;
         }
         let mut lent: [Vec<Slot>; CLASSES] = Default::default();
@@ -115,7 +119,7 @@ impl Station {
     pub fn free_cables(&self) -> usize {
         let pool = self.pool();
         let cables =
-            pool.iter().zip(cable::SHAPES).map(|(slots, shape)| slots.len() / cable::slots_of(shape));
+            pool.iter().zip(cable::SHAPES).map(|(slots, shape)| unread(slots) / cable::slots_of(shape));
         cables.min().unwrap_or(0)
     }
 
@@ -130,4 +134,9 @@ impl Station {
     ) -> Result<Box<dyn QueuePair>, VerbsError> {
         queue.clone().queue_pair(kind, depth)
     }
+}
+
+/// How many of them may be written to.
+fn unread(slots: &[Slot]) -> usize {
+    slots.iter().filter(|slot| !slot.is_viewed()).count()
 }

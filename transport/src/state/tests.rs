@@ -189,8 +189,8 @@ fn begin(script: Vec<u8>, sizes: &[usize]) -> State {
     let mut state = State::new(NUMBER, Role::Acceptor, FRAME_BYTES, deadlines, Arc::default(), now);
     state.install(Scripted::new(script, sizes.to_vec()), 1, 0, now);
     for len in [300, 1, 77] {
-        let slot = state.take_slot().unwrap();
-        state.commit(slot, len, true, false, now);
+        let slot = state.take_slot(10).unwrap();
+        state.commit(slot, len, true, false);
     }
     state
 }
@@ -204,7 +204,7 @@ fn drain(state: &mut State) -> Vec<u8> {
             let bytes = frame.bytes();
             assert!(!bytes.is_empty() && bytes.len() <= FRAME_BYTES as usize);
             read.extend_from_slice(bytes);
-            state.release(frame, now);
+            state.release(frame);
         }
         if state.carrier.is_none() {
             return read;

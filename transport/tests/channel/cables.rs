@@ -89,6 +89,65 @@ fn open_channels_and_new_ones_go_over_a_cable() {
 }
 
 #[test]
+fn frames_that_fit_one_message_are_not_copied() {
+    for (limits, sizes) in [(Limits::APPLE, [1, 2304, 30_000]), (Limits::LINUX, [2304, 10_240, 100_000])] {
+        let devices = Devices::new(limits);
+        let mut pair = pair(131_008);
+        let kind = if limits.reliable { Kind::Rc } else { Kind::Uc };
+        assert!(pair.dialer.wait_live(cap()).unwrap());
+        let (ours, theirs) = devices.join(&pair.near, &pair.far, kind, 7);
+        eventually("the channel is on it", || pair.dialer.stats().live && pair.dialer.stats().over_cable);
+        let rounds = sizes.iter().cycle().take(300);
+        for (seed, &size) in rounds.enumerate() {
+            let message = bytes(seed as u64, size);
+            assert!(pair.dialer.send(&message, cap()).unwrap());
+            assert_eq!(receive(&mut pair.acceptor).unwrap(), message);
+            assert!(pair.acceptor.send(&message, cap()).unwrap());
+            assert_eq!(receive(&mut pair.dialer).unwrap(), message);
+        }
+        for stats in [ours.stats(), theirs.stats()] {
+            assert_eq!(stats.in_place, 300, "{limits:?}");
+            // What the door took in, because nobody was reading yet, is in the channel's own memory.
+            assert!(stats.kept > 150, "{limits:?}: {stats:?}");
+        }
+    }
+}
+
+#[test]
+fn a_frame_that_is_read_where_it_came_outlives_the_cable() {
+    let devices = Devices::new(Limits::LINUX);
+    let mut pair = pair(65_536);
+    assert!(pair.dialer.wait_live(cap()).unwrap());
+    let (ours, theirs) = devices.join(&pair.near, &pair.far, Kind::Rc, 7);
+    eventually("the channel is on it", || pair.dialer.stats().live && pair.dialer.stats().over_cable);
+    let message = bytes(1, 10_240);
+    // The door may have been faster, and copied it.
+    eventually("a frame is read where it came", || {
+        pair.acceptor.release();
+        assert!(pair.dialer.send(&message, cap()).unwrap());
+        pair.acceptor.next(cap()).unwrap();
+        theirs.stats().kept > 0
+    });
+    // Some that are not read, and one that is being written.
+    for _ in 0..8 {
+        assert!(pair.dialer.send(&message, cap()).unwrap());
+    }
+    pair.dialer.slot(20_000, cap()).unwrap().unwrap()[..10_240].copy_from_slice(&message);
+    devices.software.fail("near", Fault::ErrorAfter(0));
+    ours.end();
+    theirs.end();
+    pair.dialer.commit(10_240, true).unwrap();
+    for _ in 0..9 {
+        assert!(pair.acceptor.next(cap()).unwrap().unwrap().bytes == message);
+        pair.acceptor.release();
+    }
+    eventually("all is given back", || {
+        pair.dialer.poll().unwrap();
+        devices.near.free_cables() == MAX_CABLES && devices.far.free_cables() == MAX_CABLES
+    });
+}
+
+#[test]
 fn a_channel_over_a_cable_is_closed_with_its_last_words() {
     let devices = Devices::new(Limits::APPLE);
     let Pair { mut dialer, mut acceptor, near, far } = pair(4096);

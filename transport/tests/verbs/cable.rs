@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use shoal_transport::rdma::cable::{Cable, CableError, Patience, Piece, Terms};
+use shoal_transport::rdma::cable::{Cable, CableError, Loan, Patience, Piece, Terms};
 use shoal_transport::rdma::software::{Fault, Held, Limits, Software};
 use shoal_transport::rdma::station::{MAX_CABLES, Station};
 use shoal_transport::rdma::{Kind, Mtu, QueuePair, VerbsError};
@@ -191,6 +191,8 @@ suite! {
     a_reader_that_does_not_read_stops_its_writer
     one_way_traffic_needs_no_traffic_back
     a_cable_is_made_and_torn_down_again_and_again
+    a_frame_is_sent_from_where_it_was_written_and_read_where_it_came
+    loans_leave_messages_their_memory
 }
 
 fn frames_of_every_size_arrive_whole_once_and_in_order(bed: &Bed, real: bool) {
@@ -242,6 +244,79 @@ fn a_cable_is_made_and_torn_down_again_and_again(bed: &Bed, real: bool) {
     for station in stations {
         assert_eq!(station.free_cables(), MAX_CABLES);
     }
+}
+
+/// A frame of `len` bytes that the far end keeps where it came, and the near end where it was written; `None` where one of that
+/// length goes in several messages.
+fn lent_and_kept(two: &mut Two, frame: &[u8]) -> Option<[Loan; 2]> {
+    let Some(mut loan) = two.near.cable.lend(frame.len()) else {
+        assert!(two.near.cable.piece_bytes(frame.len()) < frame.len());
+        return None;
+    };
+    loan.bytes_mut()[..frame.len()].copy_from_slice(frame);
+    let (near, len) = (&mut two.near.cable, frame.len());
+    assert!(near.sends_from(&loan, len) && !near.sends_from(&loan, 1 << 20));
+    assert!(near.send_from(CHANNEL, [0; 32], &mut loan, len as u32, two.now).unwrap());
+    assert!(loan.bytes_mut().is_empty() && !near.sends_from(&loan, len));
+    (two.near.reads, two.far.reads) = (false, false);
+    let until = Instant::now() + CAP;
+    let kept = loop {
+        assert!(Instant::now() < until, "it did not come: {:?}", two.far.cable.stats());
+        two.round().unwrap();
+        if let Some(arrival) = two.far.cable.take(CHANNEL, |_| true) {
+            break two.far.cable.keep(arrival).unwrap();
+        }
+    };
+    (two.near.reads, two.far.reads) = (true, true);
+    Some([loan, kept])
+}
+
+fn a_frame_is_sent_from_where_it_was_written_and_read_where_it_came(bed: &Bed, real: bool) {
+    for kind in [Kind::Rc, Kind::Uc] {
+        let mut two = connect(&stations(bed), kind, real).unwrap();
+        for (seed, len) in [1, 2304, 4032, 10_240, 32_704, 100_000].into_iter().enumerate() {
+            let frame = frames(seed, &[len]).remove(0);
+            let Some(loans) = lent_and_kept(&mut two, &frame) else { continue };
+            // All memory of that class is used many times over meanwhile.
+            let many = [len; 60];
+            two.exchange(&frames(50, &many), &frames(70, &many)).unwrap();
+            for loan in &loans {
+                assert!(loan.bytes()[..len] == frame, "{kind}: {len} bytes are not what they were");
+            }
+            let [ours, theirs] = loans;
+            two.near.cable.take_back(ours);
+            two.far.cable.take_back(theirs);
+        }
+        let (near, far) = (two.near.cable.stats(), two.far.cable.stats());
+        assert_eq!((near.in_place, far.kept), (near.in_place.max(4), near.in_place), "{kind}");
+    }
+}
+
+fn loans_leave_messages_their_memory(bed: &Bed, real: bool) {
+    let stations = stations(bed);
+    let mut two = connect(&stations, Kind::Uc, real).unwrap();
+    for (len, spare) in [(4000, 8), (30_000, 4), (131_000, 2)] {
+        let mut loans: Vec<Loan> = std::iter::from_fn(|| two.near.cable.lend(len)).take(100).collect();
+        assert_eq!(loans.len(), spare);
+        two.exchange(&frames(1, &[len; 40]), &frames(2, &[len; 40])).unwrap();
+        loans.drain(..).for_each(|loan| two.near.cable.take_back(loan));
+    }
+    // What is out when the cable ends is there until it comes back, and nobody else has it.
+    let frame = frames(9, &[4000]).remove(0);
+    let [ours, theirs] = lent_and_kept(&mut two, &frame).unwrap();
+    let written = two.near.cable.lend(30_000).unwrap();
+    two.near.cable.tear_down(CableError::Torn);
+    two.far.cable.tear_down(CableError::Torn);
+    let counts = || stations.each_ref().map(|station| station.free_cables());
+    assert_eq!(counts(), [MAX_CABLES - 1; 2]);
+    let mut others = connect(&stations, Kind::Uc, real).unwrap();
+    others.exchange(&frames(3, &[4000, 30_000]), &frames(4, &[4000, 30_000])).unwrap();
+    drop(others);
+    assert!(ours.bytes()[..4000] == frame && theirs.bytes()[..4000] == frame);
+    two.near.cable.take_back(written);
+    two.near.cable.take_back(ours);
+    two.far.cable.take_back(theirs);
+    assert_eq!(counts(), [MAX_CABLES; 2]);
 }
 
 fn software(limits: Limits) -> (Software, Bed) {

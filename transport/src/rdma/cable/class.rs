@@ -18,6 +18,8 @@ pub(in crate::rdma) struct Shape {
     pub(in crate::rdma) depth: usize,
     /// Receives posted beyond that, for notes.
     pub(in crate::rdma) extra: usize,
+    /// Slots that may be out as loans at once.
+    pub(in crate::rdma) spare: usize,
 }
 
 pub(super) struct Class {
@@ -26,8 +28,12 @@ pub(super) struct Class {
     pub(super) pair: Option<Box<dyn QueuePair>>,
     /// Slots to be filled.
     pub(super) free: Vec<Slot>,
+    /// Loans that are out.
+    pub(super) out: usize,
     /// Sent and not acknowledged, oldest first.
     under_way: VecDeque<UnderWay>,
+    /// Sent and acknowledged, and posted still.
+    lingering: usize,
     /// Number of the next message.
     next: u32,
     /// The first number for which the other side has no receive, as far as it has said.
@@ -73,7 +79,9 @@ impl Class {
             shape,
             pair: Some(pair),
             free,
+            out: 0,
             under_way: VecDeque::with_capacity(shape.depth),
+            lingering: 0,
             next: 0,
             limit: shape.depth as u32,
             have: 0,
@@ -89,8 +97,16 @@ impl Class {
         self.shape.stride - HEAD_BYTES
     }
 
-    pub(super) fn may_send(&self) -> bool {
-        !self.free.is_empty() && ahead(self.limit, self.next) > 0
+    /// Whether the other side has a receive for one more message, and the device takes it.
+    pub(super) fn has_credit(&self) -> bool {
+        ahead(self.limit, self.next) > 0 && self.under_way.len() + self.lingering < self.shape.depth
+    }
+
+    /// A slot that may be written to. While a message is allowed there is one: as many are there beyond those of messages and
+    /// receives as loans may be out.
+    pub(super) fn fresh(&mut self) -> Option<Slot> {
+        let at = self.free.iter().rposition(|slot| !slot.is_viewed())?;
+        Some(self.free.swap_remove(at))
     }
 
     /// Number of the next message, to be put into its head.
@@ -142,6 +158,7 @@ impl Class {
                 false
             }
             None => {
+                self.lingering = self.lingering.saturating_sub(1);
                 self.free.push(slot);
                 true
             }
@@ -156,7 +173,10 @@ impl Class {
         let mut news = false;
         while self.under_way.front().is_some_and(|one| ahead(have, one.number) > 0) {
             news = true;
-            self.free.extend(self.under_way.pop_front().and_then(|one| one.slot));
+            match self.under_way.pop_front().and_then(|one| one.slot) {
+                Some(slot) => self.free.push(slot),
+                None => self.lingering += 1,
+            }
         }
         let limit = have.wrapping_add(u32::from(posted));
         if ahead(limit, self.limit) > 0 {

@@ -115,8 +115,10 @@ impl Inboxes {
     /// The first piece for `channel` that `fits`.
     pub(super) fn take(&mut self, channel: u16, fits: impl Fn(&Arrival) -> bool) -> Option<Arrival> {
         let inbox = self.get(channel)?;
-        let at = inbox.arrived.iter().position(fits)?;
-        inbox.arrived.remove(at)
+        match inbox.arrived.iter().position(fits)? {
+            0 => inbox.arrived.pop_front(),
+            at => inbox.arrived.remove(at),
+        }
     }
 
     /// The channel is to be woken when there is room.

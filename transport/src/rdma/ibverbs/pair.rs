@@ -156,7 +156,7 @@ impl CratePair {
         let Some(registration) = registration else {
             return Err(Refused::new(slot, VerbsError::Foreign { verb }));
         };
-        let work = match self.posted.number(direction, self.state) {
+        let work = match self.posted.number(direction, self.state, &slot) {
             Ok(work) => work,
             Err(error) => return Err(Refused::new(slot, error)),
         };

@@ -401,7 +401,7 @@ impl NativePair {
         if !self.is_ours(&slot) {
             return Err(Refused::new(slot, VerbsError::Foreign { verb }));
         }
-        let work = match self.posted.number(direction, self.state) {
+        let work = match self.posted.number(direction, self.state, &slot) {
             Ok(work) => work,
             Err(error) => return Err(Refused::new(slot, error)),
         };

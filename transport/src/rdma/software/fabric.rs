@@ -355,7 +355,7 @@ impl Fabric {
             let state = QueuePairState::Reset;
             return Err(Refused::new(slot, VerbsError::State { verb: Verb::PostSend, state }));
         };
-        let work = match pair.posted.number(direction, pair.state) {
+        let work = match pair.posted.number(direction, pair.state, &slot) {
             Ok(work) => work,
             Err(error) => return Err(Refused::new(slot, error)),
         };
