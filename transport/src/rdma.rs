@@ -41,6 +41,7 @@ mod system;
 mod types;
 pub mod upgrade;
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 pub use error::{Refused, Verb, VerbsError};
@@ -99,6 +100,20 @@ pub trait CompletionQueue: Send + Sync {
 
     /// Fills the front of `into` with what has completed, oldest first; how many. Never blocks, never allocates.
     fn poll(&self, into: &mut [Completion]) -> Result<usize, VerbsError>;
+
+    /// What becomes readable with the first completion after [`CompletionQueue::arm`], to sleep on; `None` where there is nothing of
+    /// the kind, as on macOS, and polls have to do.
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Has the next completion ring the bell. Those that were there before do not: poll once more after it.
+    fn arm(&self) -> Result<(), VerbsError> {
+        Ok(())
+    }
+
+    /// Makes the bell unreadable again. For one thread.
+    fn hush(&self) {}
 }
 
 /// A queue pair. Dropping it destroys it, and what is posted with it.

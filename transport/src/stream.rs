@@ -76,6 +76,13 @@ impl Stream {
         }
     }
 
+    /// Somebody is about to sleep on its descriptor.
+    pub(crate) fn watch(&self) {
+        if let Stream::Cable(cable) = self {
+            cable.watch();
+        }
+    }
+
     /// Takes in what has come, by whoever cannot read on now: what is left on a cable holds up others.
     pub(crate) fn take_in(&mut self) -> io::Result<()> {
         match self {

@@ -264,6 +264,7 @@ impl Carrier for QueueCarrier {
     }
 
     fn readiness(&self) -> Readiness {
+        self.cable.watch(&self.ringer);
         self.ringer.clone()
     }
 

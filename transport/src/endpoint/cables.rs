@@ -8,15 +8,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ring::rand::{self, SystemRandom};
+use rustix::event::{PollFd, PollFlags};
 
 use super::dial::Errand;
 use super::hops::{Carried, Hops};
 use super::{Endpoint, Hub};
-use crate::rdma::Kind;
-use crate::rdma::cable::{Cable, CableError, CableStats, Patience, Piece};
+use crate::carrier::queue::Ringer;
+use crate::rdma::cable::{Cable, CableError, CableStats, Patience, Piece, Wake};
 use crate::rdma::station::Station;
 use crate::rdma::upgrade::PING_CHANNEL;
 use crate::rdma::upgrade::{self, RoundTrips, Stays, Upgraded, Wanted};
+use crate::rdma::{CompletionQueue, Kind};
+use crate::wait;
 use crate::{Channel, ChannelError, Purpose, Role, Route, Wait};
 
 /// The reason that an anchor is closed with.
@@ -35,9 +38,14 @@ const WAY_DEADLINE: Duration = Duration::from_millis(100);
 const DRAWS: usize = 64;
 
 /// Pause of a keeper's polls just after one of them brought something, and the longest, once they brought nothing for a while,
-/// because nothing came or a channel's thread polls: how late a message may be for a channel on which nobody does.
+/// because nothing came or a channel's thread polls.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);
+/// The same where a bell rings for whatever comes, and nothing is awaited.
+const ASLEEP: Duration = Duration::from_millis(50);
+/// Where there is no bell, polls are frequent for so long after a channel's thread went to sleep: a message is as late for it as
+/// they are apart.
+const FREQUENT_FOR: Duration = Duration::from_millis(50);
 
 /// A cable that several channels use.
 pub(crate) struct SharedCable {
@@ -67,6 +75,14 @@ impl SharedCable {
 
     pub(crate) fn hops(&self) -> Option<&Hops> {
         self.hops.as_ref()
+    }
+
+    /// Has `ringer` ring for what comes from now on, whoever polls: somebody is about to sleep.
+    pub(crate) fn watch(&self, ringer: &Ringer) {
+        // What that broke is found by the next look.
+        if self.lock().watch().is_err() {
+            ringer.wake();
+        }
     }
 
     /// Sends what the other side has to acknowledge and then drops; what comes of it the polls find.
@@ -360,12 +376,18 @@ impl Hub {
 
 /// Polls a cable until it breaks, or its endpoint is gone.
 fn keep(hub: &Weak<Hub>, cable: &Arc<SharedCable>) {
-    let mut pause = SHORTEST_PAUSE;
+    let completions = cable.lock().completions();
+    let has_bell = completions.bell().is_some();
+    let (mut pause, mut rang) = (SHORTEST_PAUSE, false);
     loop {
-        let (polled, brought) = {
+        let now = Instant::now();
+        let (polled, brought, settled, slept) = {
             let mut cable = cable.lock();
             let before = cable.stats();
-            (cable.poll(Instant::now(), None), cable.stats() != before)
+            let polled = if has_bell && !rang { cable.watch() } else { Ok(()) };
+            let polled = polled.and_then(|()| cable.poll(now, None));
+            let slept = cable.sleeper().is_some_and(|since| now < since + FREQUENT_FOR);
+            (polled, cable.stats() != before, cable.is_settled(), slept)
         };
         let Some(hub) = hub.upgrade() else {
             return cable.lock().tear_down(CableError::Torn);
@@ -379,7 +401,34 @@ fn keep(hub: &Weak<Hub>, cable: &Arc<SharedCable>) {
             return;
         }
         drop(hub);
-        pause = if brought { SHORTEST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
-        thread::sleep(pause);
+        if has_bell && brought {
+            // It may have rung for that; and it is to ring for the next.
+            completions.hush();
+            rang = false;
+            continue;
+        }
+        pause = match (has_bell, settled) {
+            (false, _) if brought || slept => SHORTEST_PAUSE,
+            (false, _) => (pause * 2).min(LONGEST_PAUSE),
+            // It rang and brought nothing: channels' threads poll, who would have it ring all the time.
+            (true, true) if !rang => ASLEEP,
+            (true, _) => LONGEST_PAUSE,
+        };
+        rang = sleep(&*completions, pause);
     }
+}
+
+/// True if a completion ended it.
+fn sleep(completions: &dyn CompletionQueue, pause: Duration) -> bool {
+    let Some(bell) = completions.bell() else {
+        thread::sleep(pause);
+        return false;
+    };
+    let mut bells = [PollFd::from_borrowed_fd(bell, PollFlags::IN)];
+    wait::block(&mut bells, Some(Instant::now() + pause));
+    let rang = !bells[0].revents().is_empty();
+    if rang {
+        completions.hush();
+    }
+    rang
 }

@@ -196,6 +196,7 @@ impl Watch {
         match step {
             Step::Block => {
                 self.rounds = 0;
+                flows.iter().for_each(Flow::watch);
                 self.woke = sleep(hub, flows, None);
                 return;
             }

@@ -203,6 +203,7 @@ pub struct Cable {
     latest: Instant,
     /// When the clocks were looked at last.
     looked: Instant,
+    sleeper: Option<Instant>,
     /// Something did not find room. Word of room may be lost, so it is asked for.
     starved: bool,
     stats: CableStats,
@@ -253,6 +254,7 @@ impl Cable {
             got_through: now,
             latest: now,
             looked: now,
+            sleeper: None,
             starved: false,
             stats: CableStats::default(),
             broken: None,
@@ -419,6 +421,30 @@ impl Cable {
         let now = self.at(now);
         let polled = self.take_in(now, own).and_then(|()| self.say(now));
         self.breaking(polled)
+    }
+
+    /// Has what comes from now on ring the bell of [`Cable::completions`]: somebody is about to sleep. Where there is none, whoever
+    /// polls for those who sleep is to do so often, see [`Cable::sleeper`].
+    pub fn watch(&mut self) -> Result<(), CableError> {
+        self.check()?;
+        if self.queue.bell().is_none() {
+            self.sleeper = Some(self.latest);
+            return Ok(());
+        }
+        let armed = self.queue.arm().map_err(CableError::from);
+        self.breaking(armed)?;
+        // What came before that does not ring.
+        self.poll(self.latest, None)
+    }
+
+    /// When somebody last went to sleep whom no bell wakes.
+    pub fn sleeper(&self) -> Option<Instant> {
+        self.sleeper
+    }
+
+    /// Where its completions come out.
+    pub fn completions(&self) -> Arc<dyn CompletionQueue> {
+        self.queue.clone()
     }
 
     fn at(&mut self, now: Instant) -> Instant {

@@ -25,6 +25,8 @@ pub enum Verb {
     CreateCq,
     /// `ibv_poll_cq`
     PollCq,
+    /// `ibv_req_notify_cq`
+    NotifyCq,
     /// `ibv_create_qp`
     CreateQp(Kind),
     /// `ibv_modify_qp` to INIT
@@ -50,6 +52,7 @@ impl fmt::Display for Verb {
             Verb::RegMr => "ibv_reg_mr",
             Verb::CreateCq => "ibv_create_cq",
             Verb::PollCq => "ibv_poll_cq",
+            Verb::NotifyCq => "ibv_req_notify_cq",
             Verb::CreateQp(Kind::Rc) => "ibv_create_qp (RC)",
             Verb::CreateQp(Kind::Uc) => "ibv_create_qp (UC)",
             Verb::Initialise => "ibv_modify_qp to INIT",

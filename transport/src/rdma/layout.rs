@@ -15,7 +15,8 @@ pub(super) enum ibv_pd {}
 pub(super) struct ibv_context_ops {
     unused_first: [*const c_void; 11],
     pub(super) poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
-    unused_second: [*const c_void; 13],
+    pub(super) req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
+    unused_second: [*const c_void; 12],
     pub(super) post_send:
         Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
     pub(super) post_recv:
@@ -32,6 +33,12 @@ pub(super) struct ibv_context {
 #[repr(C)]
 pub(super) struct ibv_cq {
     pub(super) context: *mut ibv_context,
+}
+
+#[repr(C)]
+pub(super) struct ibv_comp_channel {
+    pub(super) context: *mut ibv_context,
+    pub(super) fd: c_int,
 }
 
 #[repr(C)]

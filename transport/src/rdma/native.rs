@@ -1,32 +1,33 @@
 //! The system's own library, found at run time: nothing is linked, nothing is needed to build, and a machine without it
 //! gets an answer that says so.
 //!
-//! The functions of the data path (`ibv_post_send`, `ibv_post_recv`, `ibv_poll_cq`) are inline in the C headers and not
+//! The functions of the data path (`ibv_post_send`, `ibv_post_recv`, `ibv_poll_cq`, `ibv_req_notify_cq`) are inline in the C headers and not
 //! exported: they go through a table in the context, whose layout is in `rdma/layout.rs`.
 
 pub(super) mod device;
+mod queue;
 pub(super) mod symbols;
 
 use std::ffi::CStr;
 use std::sync::{Arc, OnceLock};
 
 use self::device::NativeDevice;
-use self::symbols::{Symbols, last_errno};
+use self::symbols::{Loaded, last_errno};
 use super::error::{Verb, VerbsError};
 use super::layout::ibv_device;
 use super::{Device, Library};
 
 /// The system's library.
 pub struct Native {
-    symbols: &'static Symbols,
+    library: &'static Loaded,
 }
 
 impl Native {
     /// Looks for the library once; it stays loaded.
     pub fn load() -> Result<Native, VerbsError> {
-        static SYMBOLS: OnceLock<Result<Symbols, String>> = OnceLock::new();
-        match SYMBOLS.get_or_init(Symbols::load) {
-            Ok(symbols) => Ok(Native { symbols }),
+        static LIBRARY: OnceLock<Result<Loaded, String>> = OnceLock::new();
+        match LIBRARY.get_or_init(Loaded::load) {
+            Ok(library) => Ok(Native { library }),
             Err(why) => Err(VerbsError::NoLibrary { why: why.clone() }),
         }
     }
@@ -38,7 +39,7 @@ impl Native {
     ) -> Result<T, VerbsError> {
         let mut count = 0;
         // SAFETY: the library writes one number.
-        let list = unsafe { (self.symbols.get_device_list)(&mut count) };
+        let list = unsafe { (self.library.symbols.get_device_list)(&mut count) };
         if list.is_null() {
             let errno = last_errno();
             return Err(VerbsError::Failed {
@@ -51,13 +52,13 @@ impl Native {
         // SAFETY: the list has as many elements as the library said.
         let found = look(unsafe { std::slice::from_raw_parts(list, usize::try_from(count).unwrap_or(0)) });
         // SAFETY: the list is the library's, not used after this; an opened device is kept by its context.
-        unsafe { (self.symbols.free_device_list)(list) };
+        unsafe { (self.library.symbols.free_device_list)(list) };
         found
     }
 
     fn name_of(&self, device: *mut ibv_device) -> String {
         // SAFETY: a device of a list that is not yet freed.
-        let name = unsafe { (self.symbols.get_device_name)(device) };
+        let name = unsafe { (self.library.symbols.get_device_name)(device) };
         if name.is_null() {
             return String::new();
         }
@@ -68,7 +69,7 @@ impl Native {
 
 impl Library for Native {
     fn name(&self) -> &str {
-        self.symbols.path
+        self.library.path
     }
 
     fn devices(&self) -> Result<Vec<String>, VerbsError> {
@@ -79,7 +80,7 @@ impl Library for Native {
         self.with_list(|list| {
             let found = list.iter().find(|candidate| self.name_of(**candidate) == device);
             let found = found.ok_or_else(|| VerbsError::NoDevice { device: device.to_owned() })?;
-            Ok(Arc::new(NativeDevice::open(self.symbols, *found, device)?) as Arc<dyn Device>)
+            Ok(Arc::new(NativeDevice::open(self.library, *found, device)?) as Arc<dyn Device>)
         })
     }
 }

@@ -6,6 +6,7 @@
 mod fabric;
 
 use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::fabric::{Fabric, Kept};
@@ -13,6 +14,7 @@ use super::error::{Refused, Verb, VerbsError};
 use super::memory::{Pages, Region, Slot};
 use super::types::{Completion, Depth, Direction, Gid, Kind, Path, Port, QueuePairState};
 use super::{CompletionQueue, Device, Domain, Library, QueuePair};
+use crate::wait::Bell;
 
 /// What a kind of device can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,15 +225,18 @@ impl Domain for SoftDomain {
     }
 
     fn completion_queue(self: Arc<Self>, depth: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
-        let number = self.device.shared.fabric().new_queue(depth);
+        // Those that are as Apple's have to be polled.
+        let bell = Bell::new().ok().filter(|_| !self.device.counts_units()).map(Arc::new);
+        let number = self.device.shared.fabric().new_queue(depth, bell.clone());
         self.device.shared.kept.completion_queues.add();
-        Ok(Arc::new(SoftQueue { domain: self, number }))
+        Ok(Arc::new(SoftQueue { domain: self, number, bell }))
     }
 }
 
 struct SoftQueue {
     domain: Arc<SoftDomain>,
     number: u32,
+    bell: Option<Arc<Bell>>,
 }
 
 impl Drop for SoftQueue {
@@ -253,6 +258,21 @@ impl CompletionQueue for SoftQueue {
     fn poll(&self, into: &mut [Completion]) -> Result<usize, VerbsError> {
         let device = &self.domain.device;
         device.shared.fabric().poll(self.number, into).ok_or_else(|| device.failed(Verb::PollCq, libc::EIO))
+    }
+
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.bell.as_ref().map(|bell| bell.as_fd())
+    }
+
+    fn arm(&self) -> Result<(), VerbsError> {
+        self.domain.device.shared.fabric().arm(self.number);
+        Ok(())
+    }
+
+    fn hush(&self) {
+        if let Some(bell) = &self.bell {
+            bell.hush();
+        }
     }
 }
 

@@ -188,9 +188,15 @@ impl CableStream {
         self.cable.peer()
     }
 
-    /// Rings when something came, or there is room, or the cable broke.
+    /// Rings when something came, or there is room, or the cable broke; to sleep on.
     pub(crate) fn ringer(&self) -> Arc<Ringer> {
+        self.watch();
         self.ringer.clone()
+    }
+
+    /// Somebody is about to sleep until it rings.
+    pub(crate) fn watch(&self) {
+        self.cable.watch(&self.ringer);
     }
 
     /// The connection, while it is worth watching: it is readable when the other side is gone.

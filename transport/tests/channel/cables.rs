@@ -114,6 +114,38 @@ fn frames_that_fit_one_message_are_not_copied() {
 }
 
 #[test]
+fn who_sleeps_on_a_cable_is_woken_by_what_comes() {
+    for limits in [Limits::LINUX, Limits::APPLE] {
+        let devices = Devices::new(limits);
+        let Pair { mut dialer, mut acceptor, near, far } = pair(4096);
+        assert!(dialer.wait_live(cap()).unwrap());
+        let kind = if limits.reliable { Kind::Rc } else { Kind::Uc };
+        let _cables = devices.join(&near, &far, kind, 7);
+        eventually("the channel is on it", || dialer.stats().live && dialer.stats().over_cable);
+        let mut took = Vec::new();
+        std::thread::scope(|scope| {
+            let echo = scope.spawn(|| {
+                for _ in 0..50 {
+                    let message = receive(&mut acceptor).unwrap();
+                    assert!(acceptor.send(&message, cap()).unwrap());
+                }
+            });
+            for seed in 0..50 {
+                // Longer than anybody spins.
+                std::thread::sleep(Duration::from_millis(5));
+                let (message, began) = (bytes(seed, 2304), Instant::now());
+                assert!(dialer.send(&message, cap()).unwrap());
+                assert_eq!(receive(&mut dialer).unwrap(), message);
+                took.push(began.elapsed());
+            }
+            echo.join().unwrap();
+        });
+        took.sort();
+        println!("{kind}: there and back to one who slept: median {:?}", took[25]);
+    }
+}
+
+#[test]
 fn a_frame_that_is_read_where_it_came_outlives_the_cable() {
     let devices = Devices::new(Limits::LINUX);
     let mut pair = pair(65_536);

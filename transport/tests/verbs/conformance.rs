@@ -1,9 +1,14 @@
 //! What every library of verbs has to do. Each test runs over the software devices, and over the system's where named.
 
-use shoal_transport::rdma::software::{Limits, Software};
-use shoal_transport::rdma::{Depth, Direction, Kind, PortState, QueuePairState, Status, VerbsError};
+use std::time::Duration;
 
-use crate::bed::{Bed, DEPTH, Pair, fill, is_filled, join};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use shoal_transport::rdma::software::{Limits, Software};
+use shoal_transport::rdma::{
+    CompletionQueue, Depth, Direction, Kind, PortState, QueuePairState, Status, VerbsError,
+};
+
+use crate::bed::{Bed, CAP, DEPTH, End, Pair, fill, is_filled, join};
 
 /// Strides of the three classes of messages.
 const STRIDES: [usize; 3] = [4 << 10, 32 << 10, 128 << 10];
@@ -38,6 +43,7 @@ suite! {
     nothing_is_posted_before_a_queue_pair_is_ready
     messages_arrive_whole_and_in_order_both_ways
     a_send_takes_what_its_slot_is_filled_with
+    a_bell_rings_once_for_what_completes_after_it_was_armed
     more_than_a_queue_holds_is_refused_and_given_back
     an_unreliable_message_without_a_receive_is_lost_in_silence
     a_reliable_message_waits_for_a_receive
@@ -138,6 +144,49 @@ fn a_send_takes_what_its_slot_is_filled_with(bed: &Bed) {
     let slot = there.take(&received).unwrap();
     assert_eq!(slot.bytes()[..FILLED], expected);
     assert!(slot.bytes()[FILLED..].iter().all(|byte| *byte == 0), "nothing more has come");
+}
+
+fn a_bell_rings_once_for_what_completes_after_it_was_armed(bed: &Bed) {
+    let Pair { mut near_pair, mut far_pair, mut near, mut far } = bed.connect(Kind::Rc);
+    if far.queue.bell().is_none() {
+        println!("{}: no bell", bed.library.name());
+        return;
+    }
+    let rings = |queue: &dyn CompletionQueue, patience: Duration| {
+        let mut bells = [PollFd::from_borrowed_fd(queue.bell().unwrap(), PollFlags::IN)];
+        let patience =
+            Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
+        rustix::event::poll(&mut bells, Some(&patience)).unwrap() > 0
+    };
+    let mut pass = |far: &mut End, seed: usize| {
+        let mut slots = near.slots(256, 1);
+        fill(&mut slots[0], seed);
+        far_pair.post_receive(far.slots(256, 1).remove(0)).unwrap();
+        near_pair.post_send(slots.remove(0)).unwrap();
+        near_pair.take(&near.wait(Direction::Sent)).unwrap();
+    };
+    let come = |far: &mut End| far.wait(Direction::Received);
+    // Not armed: nothing rings, though it came.
+    pass(&mut far, 1);
+    come(&mut far);
+    assert!(!rings(&*far.queue, Duration::ZERO));
+    for seed in 2..5 {
+        far.queue.arm().unwrap();
+        assert!(!rings(&*far.queue, Duration::ZERO));
+        pass(&mut far, seed);
+        assert!(rings(&*far.queue, CAP), "nothing rang");
+        come(&mut far);
+        far.queue.hush();
+        assert!(!rings(&*far.queue, Duration::ZERO));
+        // Once, and not for the next one.
+        pass(&mut far, seed);
+        come(&mut far);
+        assert!(!rings(&*far.queue, Duration::ZERO));
+    }
+    // What rang and was not heard keeps nothing from going away.
+    far.queue.arm().unwrap();
+    pass(&mut far, 5);
+    assert!(rings(&*far.queue, CAP));
 }
 
 fn more_than_a_queue_holds_is_refused_and_given_back(bed: &Bed) {

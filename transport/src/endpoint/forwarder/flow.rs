@@ -102,6 +102,14 @@ impl Flow {
         self.near.is_over_cable() || matches!(&self.far, Far::Open(far) if far.is_over_cable())
     }
 
+    /// Its hops are about to be slept on.
+    pub(super) fn watch(&self) {
+        self.near.watch();
+        if let Far::Open(far) = &self.far {
+            far.watch();
+        }
+    }
+
     /// Whether its next hop goes by a connection to that address.
     pub(super) fn goes_on_by_connection_to(&self, peer: IpAddr) -> bool {
         matches!(&self.far, Far::Open(far) if !far.is_over_cable() && far.peer() == Some(peer))

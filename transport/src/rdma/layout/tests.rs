@@ -29,9 +29,10 @@ fn expected() -> Vec<(String, usize)> {
         ($($constant:ident)*) => { $(all.push((stringify!($constant).to_owned(), $constant as usize));)* };
     }
     offsets! {
-        ibv_context_ops { poll_cq, post_send, post_recv }
+        ibv_context_ops { poll_cq, req_notify_cq, post_send, post_recv }
         ibv_context { device, ops }
         ibv_cq { context }
+        ibv_comp_channel { context, fd }
         ibv_qp { context, qp_context, pd, send_cq, recv_cq, srq, handle, qp_num }
         ibv_mr { context, pd, addr, length, handle, lkey, rkey }
         ibv_sge { addr, length, lkey }

@@ -1,18 +1,18 @@
 //! Devices, domains, completion queues and queue pairs of the system's library.
 
 use std::any::Any;
-use std::mem::MaybeUninit;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::symbols::{Symbols, last_errno};
+use super::queue::NativeQueue;
+use super::symbols::{EventSymbols, Loaded, Symbols, last_errno};
 use crate::rdma::error::{Refused, Verb, VerbsError};
 use crate::rdma::layout::*;
 use crate::rdma::memory::{Pages, Region, Slot};
-use crate::rdma::posted::{self, Posted};
+use crate::rdma::posted::Posted;
 use crate::rdma::types::{
-    Completion, Depth, Direction, Gid, Kind, Mtu, Path, Port, PortState, QueuePairState, Status,
+    Completion, Depth, Direction, Gid, Kind, Mtu, Path, Port, PortState, QueuePairState,
 };
 use crate::rdma::{CompletionQueue, Device, Domain, QueuePair};
 
@@ -81,11 +81,12 @@ fn errno_of(returned: i32) -> i32 {
 }
 
 pub(super) struct NativeDevice {
-    symbols: &'static Symbols,
-    context: NonNull<ibv_context>,
+    pub(super) symbols: &'static Symbols,
+    pub(super) events: Option<&'static EventSymbols>,
+    pub(super) context: NonNull<ibv_context>,
     name: String,
     /// Of this process, for errors.
-    queue_pairs: AtomicUsize,
+    pub(super) queue_pairs: AtomicUsize,
 }
 
 // SAFETY: a context may be used by any thread, and by several at once: verbs are thread safe (ibv_open_device(3) and
@@ -97,16 +98,21 @@ unsafe impl Sync for NativeDevice {}
 impl NativeDevice {
     /// `device` is of a list that is not yet freed.
     pub(super) fn open(
-        symbols: &'static Symbols,
+        library: &'static Loaded,
         device: *mut ibv_device,
         name: &str,
     ) -> Result<NativeDevice, VerbsError> {
+        let Loaded { symbols, events, .. } = library;
         // SAFETY: the caller's promise.
         let context = NonNull::new(unsafe { (symbols.open_device)(device) });
         match context {
-            Some(context) => {
-                Ok(NativeDevice { symbols, context, name: name.to_owned(), queue_pairs: AtomicUsize::new(0) })
-            }
+            Some(context) => Ok(NativeDevice {
+                symbols,
+                events: events.as_ref(),
+                context,
+                name: name.to_owned(),
+                queue_pairs: AtomicUsize::new(0),
+            }),
             None => Err(VerbsError::Failed {
                 verb: Verb::OpenDevice,
                 device: name.to_owned(),
@@ -116,7 +122,7 @@ impl NativeDevice {
         }
     }
 
-    fn failed(&self, verb: Verb, errno: i32) -> VerbsError {
+    pub(super) fn failed(&self, verb: Verb, errno: i32) -> VerbsError {
         let queue_pairs = self.queue_pairs.load(Ordering::Relaxed);
         VerbsError::Failed { verb, device: self.name.clone(), errno, queue_pairs }
     }
@@ -172,9 +178,9 @@ impl Device for NativeDevice {
     }
 }
 
-struct NativeDomain {
-    device: Arc<NativeDevice>,
-    pd: NonNull<ibv_pd>,
+pub(super) struct NativeDomain {
+    pub(super) device: Arc<NativeDevice>,
+    pub(super) pd: NonNull<ibv_pd>,
 }
 
 // SAFETY: see NativeDevice.
@@ -223,107 +229,11 @@ impl Domain for NativeDomain {
     }
 
     fn completion_queue(self: Arc<Self>, depth: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
-        let device = &self.device;
-        let Ok(entries) = i32::try_from(depth) else {
-            return Err(device.failed(Verb::CreateCq, libc::EINVAL));
-        };
-        let context = device.context.as_ptr();
-        // SAFETY: an open context; no channel for events, the first vector.
-        let cq = unsafe { (device.symbols.create_cq)(context, entries, null_mut(), null_mut(), 0) };
-        let Some(cq) = NonNull::new(cq) else { return Err(device.failed(Verb::CreateCq, last_errno())) };
-        Ok(Arc::new(NativeQueue { domain: self, cq }))
+        Ok(Arc::new(NativeQueue::new(self, depth)?))
     }
 }
 
-struct NativeQueue {
-    domain: Arc<NativeDomain>,
-    cq: NonNull<ibv_cq>,
-}
-
-// SAFETY: see NativeDevice.
-unsafe impl Send for NativeQueue {}
-// SAFETY: see NativeDevice.
-unsafe impl Sync for NativeQueue {}
-
-impl Drop for NativeQueue {
-    fn drop(&mut self) {
-        // SAFETY: made once; queue pairs on it hold it, so none is left.
-        unsafe { (self.domain.device.symbols.destroy_cq)(self.cq.as_ptr()) };
-    }
-}
-
-impl CompletionQueue for NativeQueue {
-    fn queue_pair(self: Arc<Self>, kind: Kind, depth: Depth) -> Result<Box<dyn QueuePair>, VerbsError> {
-        let device = &self.domain.device;
-        if kind == Kind::Rc && std::env::var_os(KINDS).is_some_and(|kinds| kinds == "uc") {
-            return Err(device.failed(Verb::CreateQp(kind), libc::EOPNOTSUPP));
-        }
-        let mut attributes = ibv_qp_init_attr {
-            qp_context: null_mut(),
-            send_cq: self.cq.as_ptr(),
-            recv_cq: self.cq.as_ptr(),
-            srq: null_mut(),
-            cap: ibv_qp_cap {
-                max_send_wr: depth.sends,
-                max_recv_wr: depth.receives,
-                max_send_sge: 1,
-                max_recv_sge: 1,
-                max_inline_data: 0,
-            },
-            qp_type: match kind {
-                Kind::Rc => IBV_QPT_RC,
-                Kind::Uc => IBV_QPT_UC,
-            },
-            sq_sig_all: 0,
-        };
-        // SAFETY: a live domain and completion queue, which the queue pair holds.
-        let qp = unsafe { (device.symbols.create_qp)(self.domain.pd.as_ptr(), &mut attributes) };
-        let Some(qp) = NonNull::new(qp) else {
-            return Err(device.failed(Verb::CreateQp(kind), last_errno()));
-        };
-        device.queue_pairs.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(NativePair {
-            kind,
-            state: QueuePairState::Reset,
-            posted: Posted::new(depth),
-            qp,
-            destroyed: false,
-            queue: self,
-        }))
-    }
-
-    fn poll(&self, into: &mut [Completion]) -> Result<usize, VerbsError> {
-        let device = &self.domain.device;
-        // SAFETY: an open context's table does not change.
-        let Some(poll_cq) = (unsafe { device.context.as_ref() }).ops.poll_cq else {
-            return Err(device.failed(Verb::PollCq, libc::ENOSYS));
-        };
-        // Not zeroed: most polls find nothing.
-        let mut polled = [const { MaybeUninit::<ibv_wc>::uninit() }; POLLED];
-        let room = into.len().min(POLLED);
-        // SAFETY: room for so many completions; at most POLLED, so the conversion is exact.
-        let count = unsafe { poll_cq(self.cq.as_ptr(), room as i32, polled.as_mut_ptr().cast()) };
-        let Ok(count) = usize::try_from(count) else {
-            return Err(device.failed(Verb::PollCq, last_errno()));
-        };
-        // What the device wrote before a completion is seen after it.
-        fence(Ordering::Acquire);
-        for (completion, polled) in into.iter_mut().zip(polled.iter().take(count.min(room))) {
-            // SAFETY: the library has written so many.
-            let polled = unsafe { polled.assume_init_ref() };
-            *completion = Completion {
-                queue_pair: polled.qp_num,
-                work: polled.wr_id,
-                direction: posted::direction(polled.wr_id),
-                status: Status(polled.status),
-                bytes: polled.byte_len,
-            };
-        }
-        Ok(count.min(room))
-    }
-}
-
-struct NativePair {
+pub(super) struct NativePair {
     kind: Kind,
     state: QueuePairState,
     posted: Posted,
@@ -342,6 +252,46 @@ impl Drop for NativePair {
 }
 
 impl NativePair {
+    /// In RESET, on `queue`.
+    pub(super) fn new(queue: Arc<NativeQueue>, kind: Kind, depth: Depth) -> Result<NativePair, VerbsError> {
+        let device = &queue.domain.device;
+        if kind == Kind::Rc && std::env::var_os(KINDS).is_some_and(|kinds| kinds == "uc") {
+            return Err(device.failed(Verb::CreateQp(kind), libc::EOPNOTSUPP));
+        }
+        let mut attributes = ibv_qp_init_attr {
+            qp_context: null_mut(),
+            send_cq: queue.cq.as_ptr(),
+            recv_cq: queue.cq.as_ptr(),
+            srq: null_mut(),
+            cap: ibv_qp_cap {
+                max_send_wr: depth.sends,
+                max_recv_wr: depth.receives,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            qp_type: match kind {
+                Kind::Rc => IBV_QPT_RC,
+                Kind::Uc => IBV_QPT_UC,
+            },
+            sq_sig_all: 0,
+        };
+        // SAFETY: a live domain and completion queue, which the queue pair holds.
+        let qp = unsafe { (device.symbols.create_qp)(queue.domain.pd.as_ptr(), &mut attributes) };
+        let Some(qp) = NonNull::new(qp) else {
+            return Err(device.failed(Verb::CreateQp(kind), last_errno()));
+        };
+        device.queue_pairs.fetch_add(1, Ordering::Relaxed);
+        Ok(NativePair {
+            kind,
+            state: QueuePairState::Reset,
+            posted: Posted::new(depth),
+            qp,
+            destroyed: false,
+            queue,
+        })
+    }
+
     fn device(&self) -> &NativeDevice {
         &self.queue.domain.device
     }

@@ -1,10 +1,10 @@
 //! The functions of the library, by name.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use crate::rdma::layout::{
-    ibv_context, ibv_cq, ibv_device, ibv_gid, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr,
-    ibv_qp_init_attr,
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_gid, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp,
+    ibv_qp_attr, ibv_qp_init_attr,
 };
 
 /// Where the library is looked for. On macOS it is in the loader's cache, with no file of its own.
@@ -14,18 +14,15 @@ const NAMES: [&CStr; 2] = [c"/usr/lib/librdma.dylib", c"librdma.dylib"];
 const NAMES: [&CStr; 1] = [c"libibverbs.so.1"];
 
 macro_rules! symbols {
-    ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// All that is used of it.
-        pub(super) struct Symbols {
-            /// The name it was found by.
-            pub(super) path: &'static str,
+    ($(#[$about:meta])* $all:ident { $($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)* }) => {
+        $(#[$about])*
+        pub(super) struct $all {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
-        impl Symbols {
-            fn of(library: *mut c_void, path: &'static str) -> Result<Symbols, String> {
-                Ok(Symbols {
-                    path,
+        impl $all {
+            fn of(library: *mut c_void, path: &str) -> Result<$all, String> {
+                Ok($all {
                     $($name: {
                         let symbol = find(library, path, concat!("ibv_", stringify!($name), "\0"))?;
                         // SAFETY: the library's function of this name has this type: the verbs of Linux and macOS are one
@@ -38,7 +35,7 @@ macro_rules! symbols {
     };
 }
 
-symbols! {
+symbols! { #[doc = "What nothing goes without."] Symbols {
     get_device_list: fn(*mut c_int) -> *mut *mut ibv_device;
     free_device_list: fn(*mut *mut ibv_device);
     get_device_name: fn(*mut ibv_device) -> *const c_char;
@@ -55,13 +52,30 @@ symbols! {
     create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
     modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
     destroy_qp: fn(*mut ibv_qp) -> c_int;
+}}
+
+symbols! { #[doc = "What it takes to sleep until a completion comes."] EventSymbols {
+    create_comp_channel: fn(*mut ibv_context) -> *mut ibv_comp_channel;
+    destroy_comp_channel: fn(*mut ibv_comp_channel) -> c_int;
+    get_cq_event: fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
+    ack_cq_events: fn(*mut ibv_cq, c_uint);
+}}
+
+/// The library.
+pub(super) struct Loaded {
+    /// The name it was found by.
+    pub(super) path: &'static str,
+    pub(super) symbols: Symbols,
+    pub(super) events: Option<EventSymbols>,
 }
 
-impl Symbols {
-    /// Finds the library and everything in it; else why not.
-    pub(super) fn load() -> Result<Symbols, String> {
+impl Loaded {
+    /// Finds the library and what is used of it; else why not.
+    pub(super) fn load() -> Result<Loaded, String> {
         let (library, path) = open()?;
-        Symbols::of(library, path)
+        // Programs that are published for macOS only poll: nobody has said whether anything else works.
+        let events = if cfg!(target_os = "macos") { None } else { EventSymbols::of(library, path).ok() };
+        Ok(Loaded { path, symbols: Symbols::of(library, path)?, events })
     }
 }
 

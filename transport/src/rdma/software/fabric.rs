@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{Fault, Held, Limits};
@@ -11,6 +12,7 @@ use crate::rdma::posted::{self, Posted};
 use crate::rdma::types::{
     Completion, Depth, Direction, Gid, Kind, Mtu, Path, Port, PortState, QueuePairState, Status,
 };
+use crate::wait::Bell;
 
 /// Unit in which Apple's devices count: message and receive have to cover equally many.
 const UNIT_BYTES: usize = 4096;
@@ -95,6 +97,9 @@ struct Queue {
     done: VecDeque<(u64, Completion)>,
     polls: u64,
     overrun: bool,
+    /// Rings once for the next completion if it is armed.
+    bell: Option<Arc<Bell>>,
+    armed: bool,
 }
 
 struct Pair {
@@ -230,12 +235,18 @@ impl Fabric {
         self.last_number
     }
 
-    pub(super) fn new_queue(&mut self, depth: u32) -> u32 {
+    pub(super) fn new_queue(&mut self, depth: u32, bell: Option<Arc<Bell>>) -> u32 {
         let number = self.next_number();
         let depth = depth as usize;
         let done = VecDeque::with_capacity(depth);
-        self.queues.insert(number, Queue { depth, done, polls: 0, overrun: false });
+        self.queues.insert(number, Queue { depth, done, polls: 0, overrun: false, bell, armed: false });
         number
+    }
+
+    pub(super) fn arm(&mut self, number: u32) {
+        if let Some(queue) = self.queues.get_mut(&number) {
+            queue.armed = true;
+        }
     }
 
     pub(super) fn end_queue(&mut self, number: u32) {
@@ -514,5 +525,10 @@ impl Fabric {
         let completion =
             Completion { queue_pair: number, work, direction: posted::direction(work), status, bytes };
         queue.done.push_back((queue.polls + slow, completion));
+        if std::mem::take(&mut queue.armed)
+            && let Some(bell) = &queue.bell
+        {
+            bell.ring();
+        }
     }
 }
