@@ -103,6 +103,9 @@ pub(crate) trait Carrier: Send {
     /// What to block on, readable when a frame may have come.
     fn readiness(&self) -> Readiness;
 
+    /// Somebody who waits for frames is about to block on that: it is to be readable without delay.
+    fn watch(&self) {}
+
     /// Whether something taken could not yet be moved.
     fn is_stuck(&self) -> bool;
 

@@ -330,6 +330,7 @@ impl Channel {
                 Step::Block => {
                     clock = Clock::default();
                     state.attended = true;
+                    state.watch();
                     let due = state.due();
                     let readiness = state.readiness();
                     drop(state);

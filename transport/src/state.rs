@@ -280,6 +280,11 @@ impl State {
     }
 
     fn push_out(&mut self, now: Instant) -> Result<(), CarrierError> {
+        // Most looks come here for nothing.
+        let quiet = self.send.all_sent() && self.over().is_none() && !self.owes_ack(now);
+        if quiet && self.carrier.as_ref().is_none_or(|carrier| !carrier.is_stuck()) {
+            return Ok(());
+        }
         let Some(mut carrier) = self.carrier.take() else { return Ok(()) };
         let pushed = self.push_into(&mut *carrier, now);
         self.carrier = Some(carrier);
@@ -550,6 +555,13 @@ impl State {
         self.owed = ACK_FRAMES;
         let pushed = self.push_out(now);
         self.survive(pushed, now);
+    }
+
+    /// Somebody is about to block on [`State::readiness`] for what comes.
+    pub(crate) fn watch(&self) {
+        if let Some(carrier) = &self.carrier {
+            carrier.watch();
+        }
     }
 
     /// What to block on, and whether until it is writable.

@@ -173,6 +173,7 @@ impl Stream {
         match self {
             Stream::Socket(socket) => wait::block(&mut [PollFd::new(socket, interest)], Some(until)),
             Stream::Cable(cable) => {
+                cable.watch();
                 let until = until.min(cable.look_by());
                 wait::block(&mut [PollFd::new(&*cable.ringer(), PollFlags::IN)], Some(until));
             }

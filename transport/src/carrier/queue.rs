@@ -264,8 +264,11 @@ impl Carrier for QueueCarrier {
     }
 
     fn readiness(&self) -> Readiness {
-        self.cable.watch(&self.ringer);
         self.ringer.clone()
+    }
+
+    fn watch(&self) {
+        self.cable.watch(&self.ringer);
     }
 
     fn is_stuck(&self) -> bool {

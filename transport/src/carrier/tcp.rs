@@ -179,6 +179,10 @@ impl Carrier for TcpCarrier {
         self.stream.readiness()
     }
 
+    fn watch(&self) {
+        self.stream.watch();
+    }
+
     fn is_stuck(&self) -> bool {
         self.written < self.outgoing.len() || self.stream.owes_end()
     }

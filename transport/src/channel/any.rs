@@ -111,6 +111,7 @@ fn block<C: BorrowMut<Channel>>(channels: &[C], mut until: Instant, ready: &impl
             return;
         }
         state.attended = true;
+        state.watch();
         until = state.due().map_or(until, |due| due.min(until));
         carriers.push(state.readiness());
     }

@@ -378,16 +378,18 @@ impl Hub {
 fn keep(hub: &Weak<Hub>, cable: &Arc<SharedCable>) {
     let completions = cable.lock().completions();
     let has_bell = completions.bell().is_some();
-    let (mut pause, mut rang) = (SHORTEST_PAUSE, false);
+    let (mut pause, mut seen) = (SHORTEST_PAUSE, 0);
     loop {
         let now = Instant::now();
-        let (polled, brought, settled, slept) = {
+        let (polled, arms, brought, settled, asleep) = {
             let mut cable = cable.lock();
-            let before = cable.stats();
-            let polled = if has_bell && !rang { cable.watch() } else { Ok(()) };
+            let (before, asleep) = (cable.stats(), cable.asleep_since());
+            // While channels' threads poll, it would ring all the time for what they find themselves.
+            let arms = has_bell && (asleep.is_some() || cable.own_polls() == seen);
+            seen = cable.own_polls();
+            let polled = if arms { cable.arm() } else { Ok(()) };
             let polled = polled.and_then(|()| cable.poll(now, None));
-            let slept = cable.sleeper().is_some_and(|since| now < since + FREQUENT_FOR);
-            (polled, cable.stats() != before, cable.is_settled(), slept)
+            (polled, arms, cable.stats() != before, cable.is_settled(), asleep)
         };
         let Some(hub) = hub.upgrade() else {
             return cable.lock().tear_down(CableError::Torn);
@@ -401,34 +403,28 @@ fn keep(hub: &Weak<Hub>, cable: &Arc<SharedCable>) {
             return;
         }
         drop(hub);
-        if has_bell && brought {
+        if arms && brought {
             // It may have rung for that; and it is to ring for the next.
             completions.hush();
-            rang = false;
             continue;
         }
-        pause = match (has_bell, settled) {
-            (false, _) if brought || slept => SHORTEST_PAUSE,
-            (false, _) => (pause * 2).min(LONGEST_PAUSE),
-            // It rang and brought nothing: channels' threads poll, who would have it ring all the time.
-            (true, true) if !rang => ASLEEP,
-            (true, _) => LONGEST_PAUSE,
+        let often = brought || asleep.is_some_and(|since| now < since + FREQUENT_FOR);
+        pause = match has_bell {
+            true if arms && settled => ASLEEP,
+            true => LONGEST_PAUSE,
+            false if often => SHORTEST_PAUSE,
+            false => (pause * 2).min(LONGEST_PAUSE),
         };
-        rang = sleep(&*completions, pause);
+        sleep(&*completions, pause);
     }
 }
 
-/// True if a completion ended it.
-fn sleep(completions: &dyn CompletionQueue, pause: Duration) -> bool {
-    let Some(bell) = completions.bell() else {
-        thread::sleep(pause);
-        return false;
-    };
+/// Until then, or until it rings.
+fn sleep(completions: &dyn CompletionQueue, pause: Duration) {
+    let Some(bell) = completions.bell() else { return thread::sleep(pause) };
     let mut bells = [PollFd::from_borrowed_fd(bell, PollFlags::IN)];
     wait::block(&mut bells, Some(Instant::now() + pause));
-    let rang = !bells[0].revents().is_empty();
-    if rang {
+    if !bells[0].revents().is_empty() {
         completions.hush();
     }
-    rang
 }

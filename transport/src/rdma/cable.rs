@@ -203,7 +203,9 @@ pub struct Cable {
     latest: Instant,
     /// When the clocks were looked at last.
     looked: Instant,
-    sleeper: Option<Instant>,
+    /// Polls by channels' own threads; and how many they were when one of them last went to sleep, and when that was.
+    own_polls: u64,
+    slept: (u64, Instant),
     /// Something did not find room. Word of room may be lost, so it is asked for.
     starved: bool,
     stats: CableStats,
@@ -254,7 +256,8 @@ impl Cable {
             got_through: now,
             latest: now,
             looked: now,
-            sleeper: None,
+            own_polls: 0,
+            slept: (0, now),
             starved: false,
             stats: CableStats::default(),
             broken: None,
@@ -418,17 +421,23 @@ impl Cable {
     /// Takes in what has come, and says and asks what is due. `own` is the channel whose thread calls, not to be woken.
     pub fn poll(&mut self, now: Instant, own: Option<u16>) -> Result<(), CableError> {
         self.check()?;
+        self.own_polls += u64::from(own.is_some());
         let now = self.at(now);
         let polled = self.take_in(now, own).and_then(|()| self.say(now));
         self.breaking(polled)
     }
 
-    /// Has what comes from now on ring the bell of [`Cable::completions`]: somebody is about to sleep. Where there is none, whoever
-    /// polls for those who sleep is to do so often, see [`Cable::sleeper`].
+    /// A channel's thread is about to sleep: what comes from now on rings the bell of [`Cable::completions`]. Where there is none,
+    /// whoever polls for those who sleep is to do so often, see [`Cable::asleep_since`].
     pub fn watch(&mut self) -> Result<(), CableError> {
+        self.slept = (self.own_polls, self.latest);
+        self.arm()
+    }
+
+    /// Has what comes from now on ring that bell, once, where there is one.
+    pub fn arm(&mut self) -> Result<(), CableError> {
         self.check()?;
         if self.queue.bell().is_none() {
-            self.sleeper = Some(self.latest);
             return Ok(());
         }
         let armed = self.queue.arm().map_err(CableError::from);
@@ -437,9 +446,15 @@ impl Cable {
         self.poll(self.latest, None)
     }
 
-    /// When somebody last went to sleep whom no bell wakes.
-    pub fn sleeper(&self) -> Option<Instant> {
-        self.sleeper
+    /// When a channel's thread last went to sleep, if none has polled since.
+    pub fn asleep_since(&self) -> Option<Instant> {
+        let (polls, since) = self.slept;
+        (polls == self.own_polls).then_some(since)
+    }
+
+    /// How often channels' own threads have polled.
+    pub fn own_polls(&self) -> u64 {
+        self.own_polls
     }
 
     /// Where its completions come out.

@@ -188,9 +188,8 @@ impl CableStream {
         self.cable.peer()
     }
 
-    /// Rings when something came, or there is room, or the cable broke; to sleep on.
+    /// Rings when something came, or there is room, or the cable broke.
     pub(crate) fn ringer(&self) -> Arc<Ringer> {
-        self.watch();
         self.ringer.clone()
     }
 
