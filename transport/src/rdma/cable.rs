@@ -16,19 +16,22 @@
 mod class;
 mod head;
 mod inbox;
+mod incoming;
 mod loan;
+mod notes;
+mod terms;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use self::class::{Class, Order, Shape};
+use self::class::{Class, Shape};
 use self::head::{FRAME_HEAD_BYTES, HEAD_BYTES, Head};
 use self::inbox::Inboxes;
 pub use self::inbox::{Arrival, Wake};
 pub use self::loan::Loan;
-use super::error::VerbsError;
+pub use self::terms::{CableError, CableStats, Patience, Piece, Terms};
 use super::station::Station;
-use super::types::{Address, Completion, Depth, Direction, Kind, Mtu, Path, Status};
+use super::types::{Address, Completion, Depth, Kind, Path};
 use super::{CompletionQueue, Slot};
 
 /// Classes of messages, each with a queue pair of its own.
@@ -74,110 +77,6 @@ pub(super) const ARENA_BYTES: usize = {
     }
     bytes
 };
-
-/// What both ends of a cable do alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
-    /// Largest packets.
-    pub mtu: Mtu,
-    /// A message is as long as what is in it, else as the receive that takes it.
-    pub exact: bool,
-}
-
-impl Terms {
-    /// What both sides can.
-    pub fn common(self, theirs: Terms) -> Terms {
-        Terms { mtu: self.mtu.min(theirs.mtu), exact: self.exact && theirs.exact }
-    }
-}
-
-/// How long a cable waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
-    /// After so long without an acknowledgement the other side is asked what it has.
-    pub ask_after: Duration,
-    /// After so long without any word while one is due, or without anything getting through, it is given up. Neither a
-    /// reliable nor an unreliable queue pair tells that the other side is gone.
-    pub silence: Duration,
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        // A round trip takes microseconds; a thread that is not scheduled may keep its side silent for a while.
-        Patience { ask_after: Duration::from_millis(5), silence: Duration::from_secs(1) }
-    }
-}
-
-/// Why a cable is of no use any more.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CableError {
-    /// A verb failed.
-    #[error(transparent)]
-    Verbs(#[from] VerbsError),
-    /// A work request failed.
-    #[error("a message of {stride} bytes failed: {status}")]
-    Failed {
-        /// The class.
-        stride: usize,
-        /// The device's word.
-        status: Status,
-    },
-    /// Nothing was heard of the other side.
-    #[error("the other side was silent for {} ms", .0.as_millis())]
-    Silent(Duration),
-    /// The other side answers, and what is sent does not get there.
-    #[error("messages did not get through for {} ms", .0.as_millis())]
-    Stuck(Duration),
-    /// A message came that the other side cannot have meant.
-    #[error("a message makes no sense: {0}")]
-    Head(&'static str),
-    /// The station's memory is with other cables.
-    #[error("all {} cables of the device are in use", super::station::MAX_CABLES)]
-    Crowded,
-    /// It was torn down.
-    #[error("the queue pairs are gone")]
-    Torn,
-}
-
-/// What a cable has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CableStats {
-    /// Numbered messages sent, each counted once.
-    pub sent: u64,
-    /// Numbered messages that came in their turn.
-    pub received: u64,
-    /// Bytes of frames in what was sent, headers not counted.
-    pub sent_bytes: u64,
-    /// Likewise in what was received.
-    pub received_bytes: u64,
-    /// Messages sent once more.
-    pub resent: u64,
-    /// Messages dropped because they had come before.
-    pub again: u64,
-    /// Messages dropped because one before them was lacking.
-    pub early: u64,
-    /// Notes sent.
-    pub notes: u64,
-    /// Messages dropped for channels that are not attached.
-    pub strangers: u64,
-    /// Frames sent from where they were written, without a copy.
-    pub in_place: u64,
-    /// Frames that stayed where they came to be read there, without a copy.
-    pub kept: u64,
-}
-
-/// A part of a frame, as it is sent.
-#[derive(Clone, Copy, Debug)]
-pub struct Piece<'a> {
-    /// The frame's header, opaque here.
-    pub header: [u8; FRAME_HEAD_BYTES],
-    /// Bytes of the frame.
-    pub total: u32,
-    /// Where in it these bytes begin.
-    pub offset: u32,
-    /// At most [`Cable::piece_bytes`].
-    pub bytes: &'a [u8],
-}
 
 /// One end of a cable.
 pub struct Cable {
@@ -467,223 +366,8 @@ impl Cable {
         self.latest
     }
 
-    fn take_in(&mut self, now: Instant, own: Option<u16>) -> Result<(), CableError> {
-        let mut polled = std::mem::take(&mut self.polled);
-        let taken = self.take_polled(&mut polled, now, own);
-        self.polled = polled;
-        taken
-    }
-
-    fn take_polled(
-        &mut self,
-        polled: &mut [Completion],
-        now: Instant,
-        own: Option<u16>,
-    ) -> Result<(), CableError> {
-        for _ in 0..MAX_POLLS {
-            let count = self.queue.poll(polled)?;
-            for completion in polled.iter().take(count) {
-                let mut owner = None;
-                for (index, class) in self.classes.iter_mut().enumerate() {
-                    if let Some(slot) = class.take(completion) {
-                        owner = Some((index, slot));
-                        break;
-                    }
-                }
-                // Of a queue pair of before, whose slots are back already.
-                let Some((index, slot)) = owner else { continue };
-                let (stride, bytes) = (self.classes[index].shape.stride, completion.bytes as usize);
-                let long = completion.direction == Direction::Sent
-                    || if self.exact { (HEAD_BYTES..=stride).contains(&bytes) } else { bytes == stride };
-                if completion.status != Status::SUCCESS || !long {
-                    self.classes[index].free.push(slot);
-                    let status = if long { completion.status } else { Status::LOCAL_LENGTH };
-                    return Err(CableError::Failed { stride, status });
-                }
-                match completion.direction {
-                    Direction::Sent => self.sent(index, slot, own),
-                    Direction::Received => self.received(index, slot, bytes - HEAD_BYTES, now, own)?,
-                }
-            }
-            if count < polled.len() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    fn sent(&mut self, index: usize, slot: Slot, own: Option<u16>) {
-        match read(&slot) {
-            Some(head) if !head.note => {
-                if self.classes[index].sent(head.number, slot) {
-                    self.inboxes.wake_waiting(own);
-                }
-            }
-            _ => self.notes.push(slot),
-        }
-    }
-
-    fn received(
-        &mut self,
-        index: usize,
-        slot: Slot,
-        payload: usize,
-        now: Instant,
-        own: Option<u16>,
-    ) -> Result<(), CableError> {
-        let head = read(&slot).filter(|head| head.incarnation == self.incarnation);
-        let Some(head) = head else {
-            self.classes[index].free.push(slot);
-            return Err(CableError::Head("not of this cable's life"));
-        };
-        self.heard = now;
-        let mut room = false;
-        for (class, (have, posted)) in self.classes.iter_mut().zip(head.have.into_iter().zip(head.posted)) {
-            room |= class.heard(have, posted)?;
-        }
-        for (class, (have, lacks)) in self.classes.iter_mut().zip(head.have.into_iter().zip(head.lacks)) {
-            // What was asked for by name is lost; where an answer shows no news, the last messages are.
-            if lacks || head.answers {
-                self.stats.resent += class.resend(have, now, self.patience.ask_after)?;
-            }
-        }
-        self.owes_answer |= head.asks;
-        if room {
-            self.got_through = now;
-            self.starved = false;
-            self.inboxes.wake_waiting(own);
-        }
-        if head.note {
-            return self.open(index, slot);
-        }
-        match self.classes[index].arrived(head.number) {
-            Order::Next => {
-                self.stats.received += 1;
-                let Some(posted) = self.classes[index].posted.checked_sub(1) else {
-                    self.classes[index].free.push(slot);
-                    return Err(CableError::Head("more messages than there are receives"));
-                };
-                self.classes[index].posted = posted;
-                self.file(Arrival { slot, class: index, head, len: payload }, own)
-            }
-            Order::Again => {
-                self.stats.again += 1;
-                self.open(index, slot)
-            }
-            Order::Early => {
-                self.stats.early += 1;
-                self.owes_note = true;
-                self.open(index, slot)
-            }
-        }
-    }
-
-    /// Gives a message, whose length is as yet that of what came, to its channel.
-    fn file(&mut self, mut arrival: Arrival, own: Option<u16>) -> Result<(), CableError> {
-        let Head { total, offset, .. } = arrival.head;
-        let class = arrival.class;
-        let left = total.checked_sub(offset).filter(|left| *left > 0 || total == 0);
-        let len = left.map(|left| (left as usize).min(self.classes[class].room()));
-        let Some(len) = len.filter(|len| self.class_of(total as usize) == class && *len <= arrival.len)
-        else {
-            self.classes[class].free.push(arrival.slot);
-            return Err(CableError::Head("a piece outside its frame"));
-        };
-        arrival.len = len;
-        self.stats.received_bytes += len as u64;
-        if let Err(arrival) = self.inboxes.file(arrival, own) {
-            self.stats.strangers += 1;
-            self.release(arrival);
-        }
-        Ok(())
-    }
-
     fn open(&mut self, class: usize, slot: Slot) -> Result<(), CableError> {
         self.classes[class].open(slot)
-    }
-
-    /// A head of now, of no frame.
-    fn head(&self) -> Head {
-        let mut head = Head {
-            frame: [0; FRAME_HEAD_BYTES],
-            incarnation: self.incarnation,
-            number: 0,
-            have: [0; CLASSES],
-            posted: [0; CLASSES],
-            note: false,
-            asks: false,
-            answers: false,
-            lacks: [false; CLASSES],
-            total: 0,
-            offset: 0,
-        };
-        for (index, class) in self.classes.iter().enumerate() {
-            class.report(&mut head, index);
-        }
-        head
-    }
-
-    /// A head of now is on its way.
-    fn told(&mut self) {
-        self.owes_note = false;
-        for class in &mut self.classes {
-            class.unreported = 0;
-        }
-    }
-
-    /// Whether word of the other side is due, and its clocks while none is: an idle cable is not a silent one.
-    fn is_word_due(&mut self, now: Instant) -> bool {
-        let settled = self.is_settled();
-        if settled {
-            self.got_through = now;
-        }
-        let due = !settled || self.starved;
-        if !due {
-            (self.heard, self.asked) = (now, now);
-        }
-        due
-    }
-
-    /// Whether the other side has been silent for so long that it is to be asked, if not given up.
-    fn is_late(&mut self, now: Instant) -> Result<bool, CableError> {
-        // Polls are many, and their times few.
-        if std::mem::replace(&mut self.looked, now) == now {
-            return Ok(false);
-        }
-        let waits = self.is_word_due(now);
-        let silent = now.saturating_duration_since(self.heard);
-        if silent >= self.patience.silence {
-            return Err(CableError::Silent(silent));
-        }
-        let stuck = now.saturating_duration_since(self.got_through);
-        if stuck >= self.patience.silence {
-            return Err(CableError::Stuck(stuck));
-        }
-        let last = self.heard.max(self.asked);
-        Ok(waits && now.saturating_duration_since(last) >= self.patience.ask_after)
-    }
-
-    /// Notes that are due, and the other side's silence.
-    fn say(&mut self, now: Instant) -> Result<(), CableError> {
-        let asks = self.is_late(now)?;
-        // Half of a window is reported at once, so that the sender does not stand still.
-        let tells = self.classes.iter().any(|class| class.unreported >= class.shape.depth);
-        if !(asks || tells || self.owes_note || self.owes_answer) {
-            return Ok(());
-        }
-        let Some(mut slot) = self.notes.pop() else { return Ok(()) };
-        let answers = std::mem::take(&mut self.owes_answer);
-        let head = Head { note: true, asks, answers, ..self.head() };
-        if !write(&mut slot, &head, &[], self.exact) {
-            return Err(CableError::Head("a slot without room for a head"));
-        }
-        self.classes[NOTED].post(slot)?;
-        self.stats.notes += 1;
-        self.told();
-        if asks {
-            self.asked = now;
-        }
-        Ok(())
     }
 
     /// Why it is broken, if it is.
