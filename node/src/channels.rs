@@ -29,19 +29,19 @@ use crate::swarm::record::{MAX_ROUTES, RouteReport};
 use crate::swarm::{Service, Swarm, Topic};
 use crate::wire;
 
+mod delivery;
 pub mod relays;
 #[cfg(test)]
 mod tests;
 pub mod ways;
 
+pub use delivery::Delivery;
 use ways::WaysTo;
 
 /// How long one offer may take to be answered.
 const OFFER_DEADLINE: Duration = Duration::from_secs(5);
 /// Between two offers to a node that is not there yet.
 const OFFER_RETRY: Duration = Duration::from_millis(100);
-/// Channels that may wait, accepted, for whoever expects them.
-const DELIVERY_LIMIT: usize = 64;
 /// Separates these signatures from any other use of a node's key.
 const SIGNED: &[u8] = b"shoal channel offer 0";
 
@@ -113,7 +113,7 @@ pub enum OpenError {
 
 struct Expected {
     target: Target,
-    deliver: std::sync::mpsc::SyncSender<Channel>,
+    delivery: Delivery,
 }
 
 /// The instance that a channel belongs to, and the node at its other end.
@@ -140,8 +140,10 @@ pub struct Expecting {
 impl Drop for Expecting {
     fn drop(&mut self) {
         let mut expected = self.channels.lock();
-        if expected.get(&self.key).is_some_and(|known| known.target.epoch == self.epoch) {
-            expected.remove(&self.key);
+        if expected.get(&self.key).is_some_and(|known| known.target.epoch == self.epoch)
+            && let Some(known) = expected.remove(&self.key)
+        {
+            known.delivery.end();
         }
     }
 }
@@ -154,12 +156,15 @@ impl Channels {
     }
 
     /// Accepts channels to `target` until the guard is dropped; a newer epoch of the instance takes its place.
-    pub fn expect(&self, target: Target) -> (Expecting, std::sync::mpsc::Receiver<Channel>) {
-        let (deliver, delivered) = std::sync::mpsc::sync_channel(DELIVERY_LIMIT);
+    pub fn expect(&self, target: Target) -> (Expecting, Delivery) {
+        let delivery = Delivery::default();
         let key = (target.instance.clone(), target.purpose);
         let epoch = target.epoch;
-        self.lock().insert(key.clone(), Expected { target, deliver });
-        (Expecting { channels: self.clone(), key, epoch }, delivered)
+        let expected = Expected { target, delivery: delivery.clone() };
+        if let Some(before) = self.lock().insert(key.clone(), expected) {
+            before.delivery.end();
+        }
+        (Expecting { channels: self.clone(), key, epoch }, delivery)
     }
 
     /// Opens a channel, trying again until `deadline` while the other side is not there yet.
@@ -248,12 +253,12 @@ impl Channels {
             }
         };
         let (key, channel) = accepted;
-        match known.deliver.try_send(channel) {
+        // A rank has one way to another. One that offers it again, after an answer that it did not get or a new start, has given up
+        // the one before, which would never be dialled.
+        let only = !matches!(target.purpose, Use::Session);
+        match known.delivery.put(from, channel, only) {
             Ok(()) => Answer::Accepted { key, offered: offer.key, addrs: self.addrs(from) },
-            Err(_) => {
-                let text = format!("{DELIVERY_LIMIT} channels wait here already");
-                Answer::Refused { text, epoch: Some(known.target.epoch) }
-            }
+            Err(full) => Answer::Refused { text: full.to_string(), epoch: Some(known.target.epoch) },
         }
     }
 

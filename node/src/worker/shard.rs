@@ -6,7 +6,7 @@ use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 use super::{HeadDoor, Job};
 use crate::adapt;
 use crate::adapt::ranks::Ranks;
-use crate::channels::{Channels, Target, Use};
+use crate::channels::{Channels, Delivery, Target, Use};
 use crate::engine::batch::{Batch, QUEUE_LIMIT};
 use crate::engine::head::{Head, Pipes};
 use crate::engine::rank::{self, Rows};
@@ -214,8 +214,8 @@ fn head(
 }
 
 /// Reads what each new session wants and hands it to the head. One that says nothing holds up no other.
-fn admit_sessions(sessions: &Receiver<Channel>, door: &Arc<HeadDoor>, tokio: &Handle) {
-    while let Ok(channel) = sessions.recv() {
+fn admit_sessions(sessions: &Delivery, door: &Arc<HeadDoor>, tokio: &Handle) {
+    while let Ok(channel) = sessions.wait() {
         let door = door.clone();
         drop(tokio.spawn_blocking(move || admit(channel, &door)));
     }

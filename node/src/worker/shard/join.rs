@@ -9,7 +9,6 @@
 //!
 //! Everyone expects first and opens then, so the order in which ranks come up does not matter.
 
-use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use shoal_scheduler::{NodeId, Stage};
@@ -19,7 +18,7 @@ use tokio::runtime::Handle;
 
 use super::{Job, target};
 use crate::adapt::link_costs::wiring_of;
-use crate::channels::{Channels, Use};
+use crate::channels::{Channels, Delivery, Use};
 use crate::engine::head::Pipes;
 use crate::engine::pipe::{Pipe, TICK};
 use crate::engine::rank::Downstream;
@@ -148,14 +147,31 @@ impl Opening<'_> {
         }
     }
 
-    /// Waits for a channel that another rank opens; none when asked to stop meanwhile.
-    fn wait(&self, delivered: &Receiver<Channel>) -> Result<Option<Channel>, Failure> {
+    /// Waits for a channel that another rank opens; none when asked to stop meanwhile. The last one that comes counts: whoever
+    /// opens another has given up the one before.
+    fn wait(&self, delivery: &Delivery) -> Result<Option<Channel>, Failure> {
+        let mut newest: Option<Channel> = None;
         loop {
-            match delivered.recv_timeout(TICK) {
-                Ok(channel) => return self.live(channel),
-                Err(_) if self.status.stopping() => return Ok(None),
-                Err(error) if Instant::now() >= self.end => return Err(not_assembled(&error)),
-                Err(_) => {}
+            let pause = if newest.is_some() { Duration::ZERO } else { TICK };
+            match delivery.next(pause) {
+                Ok(Some(channel)) => newest = Some(channel),
+                Ok(None) => {}
+                Err(over) if !self.status.stopping() => return Err(not_assembled(&over)),
+                Err(_) => return Ok(None),
+            }
+            match newest.as_mut().map(|channel| channel.wait_live(Wait::up_to(TICK))) {
+                Some(Ok(true)) => return Ok(newest),
+                Some(Err(error)) => {
+                    tracing::debug!(%error, "a channel ended before it was used; another one is waited for");
+                    newest = None;
+                }
+                Some(Ok(false)) | None => {}
+            }
+            if self.status.stopping() {
+                return Ok(None);
+            }
+            if Instant::now() >= self.end {
+                return Err(not_assembled(&"no channel came from it"));
             }
         }
     }
