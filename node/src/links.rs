@@ -142,16 +142,16 @@ pub struct Links {
 impl Links {
     /// What the record says of them and their cables; at most [`MAX_LINKS`], those that are down last.
     pub fn reports(&self) -> (Vec<LinkReport>, Vec<CableReport>) {
-        let known = self.lock();
-        let mut links: Vec<(&Ends, &Link)> = known.iter().collect();
+        let mut known = self.lock();
+        let mut links: Vec<(&Ends, &mut Link)> = known.iter_mut().collect();
         links.sort_by_key(|(_, link)| link.state == LinkState::Down);
         links.truncate(MAX_LINKS);
-        let cable = |(place, (_, link)): (u16, &(&Ends, &Link))| {
-            let has = link.found.kind != Kind::Loopback;
-            has.then(|| link.cable.report(place, link.shown().is_some_and(|measured| measured.over_cable)))
+        let cable = |(place, (_, link)): (u16, &mut (&Ends, &mut Link))| {
+            let over_cable = link.shown().is_some_and(|measured| measured.over_cable);
+            (link.found.kind != Kind::Loopback).then(|| link.cable.report(place, over_cable))
         };
-        let cables = (0..).zip(&links).filter_map(cable).collect();
-        let report = |(ends, link): (&Ends, &Link)| LinkReport {
+        let cables = (0..).zip(&mut links).filter_map(cable).collect();
+        let report = |(ends, link): (&Ends, &mut Link)| LinkReport {
             node: ends.node.clone(),
             ours: ends.ours,
             theirs: ends.theirs.ip(),
@@ -297,8 +297,14 @@ impl Links {
         let mut known = self.lock();
         let Some(link) = known.get_mut(ends) else { return };
         match measured {
-            Ok(measured) if measured.over_cable => link.measured_over_cable = Some(measured),
-            Ok(measured) => link.measured = Some(measured),
+            Ok(measured) => {
+                let over_cable = measured.over_cable;
+                let known = if over_cable { &mut link.measured_over_cable } else { &mut link.measured };
+                // Figures that say the same again are no news.
+                if !known.is_some_and(|known| measured.is_like(&known)) {
+                    *known = Some(measured);
+                }
+            }
             Err(reason) => {
                 tracing::debug!(node = %ends.node, ours = %ends.ours, theirs = %ends.theirs, reason, "a link was not measured");
                 link.next_measure = now + MEASURE_AGAIN;

@@ -26,6 +26,8 @@ const MAX_TROUBLE_CHARS: usize = 120;
 const SETTLED: Duration = Duration::from_secs(1);
 /// How often counters and free memory alone are worth a new record.
 const COUNTERS: Duration = Duration::from_secs(1);
+/// Free memory is news once it has changed by this part of all there is: it moves a little all the time.
+const FREE_STEP: u64 = 100;
 
 /// What of the data plane the record shows.
 pub struct Shown {
@@ -65,7 +67,7 @@ pub async fn report(swarm: Swarm, mut fixed: RecordBody, worker: Worker, files: 
         fixed.rdma = shown.cables.ports();
         fixed.routes = shown.channels.routes();
         fixed.trouble = shown.store.trouble().map(|text| plain(&text, MAX_TROUBLE_CHARS));
-        let now = body(&fixed, &worker, &files).await;
+        let now = settled(body(&fixed, &worker, &files).await, &last);
         let quiet = without_counters(now.clone()) == without_counters(last.clone());
         if now != last && (!quiet || counted.elapsed() >= COUNTERS) {
             if let Err(error) = swarm.publish(now.clone()) {
@@ -99,6 +101,15 @@ async fn body(fixed: &RecordBody, worker: &Worker, files: &ModelFiles) -> Record
     body.ranks = running.iter().map(rank).collect();
     body.heads = running.iter().filter(|running| running.stage == 0).map(head).collect();
     body
+}
+
+/// `now` with what moves by itself as it was in `last`, unless it moved far.
+fn settled(mut now: RecordBody, last: &RecordBody) -> RecordBody {
+    let (free, was) = (now.memory.available_bytes, last.memory.available_bytes);
+    if free.abs_diff(was) < now.memory.total_bytes / FREE_STEP {
+        now.memory.available_bytes = was;
+    }
+    now
 }
 
 fn without_counters(mut body: RecordBody) -> RecordBody {
@@ -172,4 +183,26 @@ impl From<status::Failure> for RankFailure {
 /// A record takes no control characters and no long texts; an error of a library may have both.
 fn plain(text: &str, most: usize) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(most).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_moves_a_little_is_no_news_and_what_adds_up_is() {
+        let free = |available_bytes| {
+            let mut body = RecordBody::default();
+            (body.memory.total_bytes, body.memory.available_bytes) = (16 << 30, available_bytes);
+            body
+        };
+        let last = free(8 << 30);
+        for moved in [8 << 30, (8 << 30) + 4096, (8 << 30) - (100 << 20)] {
+            assert_eq!(settled(free(moved), &last), last, "{moved}");
+        }
+        // As it goes on in one direction it is compared with what was published, not with what was seen before.
+        assert_eq!(settled(free((8 << 30) - (200 << 20)), &last), free((8 << 30) - (200 << 20)));
+        let other = RecordBody { name: "new".to_owned(), ..free((8 << 30) + 4096) };
+        assert_ne!(settled(other, &last), last);
+    }
 }

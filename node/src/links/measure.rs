@@ -53,6 +53,26 @@ pub struct Measured {
     pub over_cable: bool,
 }
 
+/// Medians and rates of two measurements that differ by no more than this part say the same of a link.
+const LIKE: f64 = 0.1;
+/// Likewise of what 99 % stay under, which is one round trip of some 64.
+const LIKE_P99: f64 = 0.5;
+
+impl Measured {
+    /// Whether it says the same as `known`, as far as such figures can.
+    pub fn is_like(&self, known: &Measured) -> bool {
+        let near = |now: f64, then: f64, part: f64| (now - then).abs() <= then.abs() * part;
+        let rates = match (self.bytes_per_s, known.bytes_per_s) {
+            (Some(now), Some(then)) => near(now, then, LIKE),
+            (now, then) => now == then,
+        };
+        rates
+            && self.over_cable == known.over_cable
+            && near(self.p50_us, known.p50_us, LIKE)
+            && near(self.p99_us, known.p99_us, LIKE_P99)
+    }
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 struct Ask {
     channel: [u8; 16],

@@ -24,6 +24,8 @@ pub(in crate::links) struct LinkCable {
     pub(super) round_trips: Option<RoundTrips>,
     /// Messages, bytes and repetitions of the cables before.
     pub(super) before: (u64, u64, u64),
+    /// The counts that the record shows: those at the last message that carried something.
+    shown: (u64, u64, u64),
 }
 
 /// The cable that is there.
@@ -56,10 +58,14 @@ impl LinkCable {
         done
     }
 
-    /// What the record says of it.
-    pub(in crate::links) fn report(&self, link: u16, measured_over: bool) -> CableReport {
+    /// What the record says of it. What an idle cable sends to be sure of itself carries no bytes and is no news to anybody.
+    pub(in crate::links) fn report(&mut self, link: u16, measured_over: bool) -> CableReport {
+        let counts = self.counts();
+        if (counts.1, counts.2) != (self.shown.1, self.shown.2) {
+            self.shown = counts;
+        }
+        let (sent, sent_bytes, resent) = self.shown;
         let (state, why) = self.standing.state();
-        let (sent, sent_bytes, resent) = self.counts();
         let (upgrades, falls) = self.standing.counts();
         let clean = |c: char| if c.is_control() { ' ' } else { c };
         CableReport {

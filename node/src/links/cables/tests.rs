@@ -248,6 +248,39 @@ fn a_link_goes_over_to_a_cable_falls_back_with_the_reason_and_returns() {
     });
 }
 
+/// Idle cables check on each other; nobody else is told of it.
+#[test]
+fn idle_cables_publish_no_records() {
+    /// One comes every two seconds.
+    const CHECKS: u64 = 2;
+    /// In the first ones what led to the cables may still be published.
+    const ROUNDS: usize = 5;
+    run(async {
+        let bed = Bed::always().await;
+        bed.until_all(CableState::Rdma).await;
+        let sent = |node: &Node| node.links.lock().values().map(|link| link.cable.counts().0).sum::<u64>();
+        // What one end sends is word enough for the other, so that either may do all the checking.
+        let checks = || bed.both().into_iter().map(sent).sum::<u64>();
+        let published = |node: &Node| {
+            let table = node.swarm.table();
+            let record = table.borrow().nodes.get(node.swarm.id()).and_then(|entry| entry.record.clone());
+            record.map(|record| record.version)
+        };
+        let mut idle = false;
+        for _ in 0..ROUNDS {
+            let (before, then) = (checks(), bed.both().map(published));
+            assert!(then.iter().all(Option::is_some));
+            until(|| format!("{CHECKS} checks after {before}"), || checks() >= before + CHECKS).await;
+            idle = bed.both().map(published) == then;
+            if idle {
+                break;
+            }
+        }
+        assert!(idle, "{:?}", bed.both().map(Node::cable));
+        bed.end().await;
+    });
+}
+
 #[test]
 fn ten_rounds_of_upgrade_and_failure_leave_nothing() {
     run(async {
