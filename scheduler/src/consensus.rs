@@ -254,12 +254,6 @@ impl Consensus {
         self.core.obey(token).await
     }
 
-    /// A node has answered a command of this scheduler with a higher token: [`View::commands`] is false until this group's
-    /// token is higher.
-    pub fn outranked(&self, token: Token) {
-        self.core.outranked(token);
-    }
-
     /// Stops all of it. Other nodes notice by themselves.
     pub async fn shutdown(&self) {
         self.stop.send_replace(true);

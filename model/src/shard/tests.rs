@@ -5,7 +5,6 @@ mod device;
 mod faults;
 mod pipeline;
 mod real;
-mod reference;
 mod reuse;
 mod rules;
 mod tensor;

@@ -47,10 +47,6 @@ pub enum Topic {
     Raft = 1,
     /// Offers and answers that open channels.
     Channel = 2,
-    /// Commands of the scheduler, and requests forwarded to it.
-    Command = 3,
-    /// Reports of what a node does.
-    Report = 4,
     /// Records of nodes: the swarm's own.
     Record = 5,
     /// A node says that it leaves: the swarm's own.
@@ -65,8 +61,9 @@ pub enum Topic {
 
 impl Topic {
     fn of(number: u8) -> Option<Self> {
-        let own = [Self::Raft, Self::Channel, Self::Command, Self::Report, Self::Record, Self::Goodbye];
-        own.into_iter().chain([Self::Measure, Self::Pass, Self::Cable]).find(|topic| *topic as u8 == number)
+        let all =
+            [Self::Raft, Self::Channel, Self::Record, Self::Goodbye, Self::Measure, Self::Pass, Self::Cable];
+        all.into_iter().find(|topic| *topic as u8 == number)
     }
 }
 

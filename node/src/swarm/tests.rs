@@ -93,7 +93,7 @@ fn address_of(swarm: &Swarm) -> PeerAddress {
 }
 
 async fn start(config: SwarmConfig, gate: Arc<TestGate>) -> Swarm {
-    let services: Vec<(Topic, Arc<dyn Service>)> = vec![(Topic::Command, Arc::new(Echo::default()))];
+    let services: Vec<(Topic, Arc<dyn Service>)> = vec![(Topic::Measure, Arc::new(Echo::default()))];
     let swarm = Swarm::start(config, gate, services).await.unwrap();
     // Others are told of us by our record.
     swarm.publish(RecordBody::default()).unwrap();

@@ -38,8 +38,6 @@ pub(super) struct Core {
     pub(super) asked: Mutex<BTreeMap<NodeId, Instant>>,
     fence: tokio::sync::Mutex<()>,
     pub(super) obeyed: Mutex<Token>,
-    /// Highest token that a node is known to have answered a command of this one with.
-    pub(super) outranked: Mutex<Token>,
     /// A `Yield` is out: until it is answered, no other is accepted.
     pub(super) yielding: std::sync::atomic::AtomicBool,
     view: watch::Sender<Arc<View>>,
@@ -121,7 +119,6 @@ impl Core {
             asked: Mutex::default(),
             fence: tokio::sync::Mutex::default(),
             obeyed: Mutex::new(obeyed),
-            outranked: Mutex::default(),
             yielding: std::sync::atomic::AtomicBool::new(false),
             view: watch::Sender::new(Arc::new(view_waiting(&State::default()))),
         });
@@ -306,9 +303,9 @@ impl Core {
         }
     }
 
-    /// The highest token that this node, or one of its group, or one that answered so, has obeyed.
+    /// The highest token that this node, or one of its group, has obeyed.
     pub(super) fn highest_obeyed(&self, group: GroupId, state: &State) -> Token {
-        let own = (*lock(&self.obeyed)).max(*lock(&self.outranked));
+        let own = *lock(&self.obeyed);
         let fresh = self.fresh(state);
         let theirs = fresh.values().filter(|peer| peer.beat.group == group).map(|peer| peer.beat.obeyed);
         theirs.max().unwrap_or_default().max(own)
@@ -328,12 +325,6 @@ impl Core {
             *lock(&self.obeyed) = token;
         }
         Ok(())
-    }
-
-    pub(super) fn outranked(&self, token: Token) {
-        let mut outranked = lock(&self.outranked);
-        *outranked = token.max(*outranked);
-        self.ground.wake.notify_one();
     }
 
     /// The voters in sight, this node included, as Raft ids: those heard lately at the ids that they vote under.

@@ -54,7 +54,7 @@ impl Core {
             _ => return Ok(()),
         };
         let heard = self.fresh(&state).values().map(|peer| peer.beat.obeyed.number).max().unwrap_or_default();
-        let obeyed = lock(&self.obeyed).number.max(lock(&self.outranked).number).max(heard);
+        let obeyed = lock(&self.obeyed).number.max(heard);
         state.number = state.number.max(obeyed).saturating_add(1);
         state.group = new_group(&self.config);
         state.removed.remove(self.me());

@@ -40,7 +40,7 @@ async fn a_goodbye_is_heard() {
     let mut events = a.events();
     b.leave().await;
     assert_eq!(gone(&mut events, b.id()).await, Gone::Left);
-    assert!(matches!(b.call(a.id(), Topic::Command, vec![], CAP).await, Err(MailError::Unreachable { .. })));
+    assert!(matches!(b.call(a.id(), Topic::Measure, vec![], CAP).await, Err(MailError::Unreachable { .. })));
 }
 
 #[tokio::test]
@@ -76,7 +76,7 @@ async fn a_lost_connection_alone_is_not_death() {
     for (swarm, other) in [(&a, &b), (&b, &a)] {
         let again = async {
             while swarm
-                .call(other.id(), Topic::Command, b"ping".to_vec(), Duration::from_secs(1))
+                .call(other.id(), Topic::Measure, b"ping".to_vec(), Duration::from_secs(1))
                 .await
                 .is_err()
             {
@@ -135,7 +135,7 @@ async fn a_connection_in_doubt_is_replaced_over_another_address_before_anybody_i
     until(&b, "missed", |table| is(table, &id, NodeState::Suspect)).await;
     until_ready(&b, &a).await;
     println!("replaced after {} ms", cut.elapsed().as_millis());
-    let answer = b.call(a.id(), Topic::Command, b"ping".to_vec(), CAP).await;
+    let answer = b.call(a.id(), Topic::Measure, b"ping".to_vec(), CAP).await;
     assert_eq!(answer, Ok(b"pong ping".to_vec()));
     for events in [&mut seen_by_a, &mut seen_by_b] {
         while let Ok(event) = events.try_recv() {

@@ -20,7 +20,7 @@ async fn victims() -> (Swarm, Swarm) {
 
 async fn are_unharmed(a: &Swarm, b: &Swarm) {
     for (from, to) in [(a, b), (b, a)] {
-        assert_eq!(from.call(to.id(), Topic::Command, b"ping".to_vec(), CAP).await.unwrap(), b"pong ping");
+        assert_eq!(from.call(to.id(), Topic::Measure, b"ping".to_vec(), CAP).await.unwrap(), b"pong ping");
     }
 }
 

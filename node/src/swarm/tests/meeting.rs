@@ -109,7 +109,7 @@ async fn who_is_no_member_is_refused_and_comes_in_once_the_gate_opens() {
     };
     until(&b, "told why", told).await;
     assert!(matches!(
-        b.call(a.id(), Topic::Command, b"hi".to_vec(), CAP).await,
+        b.call(a.id(), Topic::Measure, b"hi".to_vec(), CAP).await,
         Err(MailError::Unreachable { .. })
     ));
     let opened = Instant::now();

@@ -24,7 +24,7 @@ async fn a_line_of_four_is_one_swarm() {
     }
     // Every way to get no answer is told apart over others too.
     let (end, call) =
-        (bed.id(3), |body: &[u8]| bed.nodes[0].call(bed.nodes[3].id(), Topic::Command, body.to_vec(), CAP));
+        (bed.id(3), |body: &[u8]| bed.nodes[0].call(bed.nodes[3].id(), Topic::Measure, body.to_vec(), CAP));
     assert_eq!(call(b"fail").await, Err(MailError::Failed { node: end.clone(), text: "no".into() }));
     assert_eq!(call(b"huge").await, Err(MailError::TooLarge { bytes: MAX_BODY + 1 }));
     let big = call(&vec![7; MAX_BODY - 5]).await.unwrap();
@@ -58,7 +58,7 @@ async fn the_loss_of_an_end_is_known_at_the_other_and_its_return_too() {
     drop(bed.nodes.pop());
     assert_eq!(gone(&mut events, &end).await, Gone::Closed);
     println!("the other end knows after {} ms", killed.elapsed().as_millis());
-    let lost = bed.nodes[0].call(&end, Topic::Command, vec![], CAP).await;
+    let lost = bed.nodes[0].call(&end, Topic::Measure, vec![], CAP).await;
     assert_eq!(lost, Err(MailError::Unreachable { node: end, why: NoWay::NoRoute, at: None }));
 }
 
@@ -163,7 +163,7 @@ impl Between {
             from: self.bed.id(0),
             to: self.bed.id(2),
             hops,
-            topic: Topic::Command as u8,
+            topic: Topic::Measure as u8,
             deadline_ms: 10_000,
         }
     }

@@ -129,7 +129,7 @@ impl Bed {
         let asking = async {
             loop {
                 let call =
-                    self.nodes[from].call(&id, Topic::Command, b"who".to_vec(), Duration::from_secs(2));
+                    self.nodes[from].call(&id, Topic::Measure, b"who".to_vec(), Duration::from_secs(2));
                 match call.await {
                     Ok(answer) => return answer,
                     Err(error) => println!("n{from} asks n{to}: {error}"),
