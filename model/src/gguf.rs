@@ -5,8 +5,8 @@
 //! every count, length, type, dimension and offset is compared with the bounds named in [`limits`] and with the
 //! bytes that are really there. After that no accessor can fail for a reason that lies in the file.
 //!
-//! Nothing is copied: metadata strings and arrays are read from the map when asked for, and a shard copies the
-//! tensors that it needs one by one, giving the pages back ([`ModelFile::release`]) as it goes.
+//! The metadata is copied when the file is opened, since vocabularies and templates are read at leisure; a shard copies the
+//! tensors that it needs one by one, giving the pages of the map back ([`ModelFile::release`]) as it goes.
 
 mod directory;
 mod mapping;
@@ -19,7 +19,6 @@ pub mod writer;
 mod tests;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 pub use directory::TensorEntry;
 use mapping::Mapping;
@@ -32,6 +31,8 @@ pub mod limits {
     pub const TENSORS: u64 = 1 << 17;
     /// Metadata entries in a file.
     pub const ENTRIES: u64 = 1 << 16;
+    /// Bytes up to the end of the metadata, which are copied. Files with the largest vocabularies have some 20 MB.
+    pub const METADATA_BYTES: u64 = 256 << 20;
     /// Bytes of a metadata key (the specification's own bound).
     pub const KEY_BYTES: u64 = (1 << 16) - 1;
     /// Bytes of a tensor's name. ggml itself stops at 64.
@@ -201,7 +202,7 @@ pub enum GgufError {
 #[derive(Debug)]
 pub struct ModelFile {
     path: PathBuf,
-    map: Arc<Mapping>,
+    map: Mapping,
     metadata: Metadata,
     tensors: directory::Directory,
 }
@@ -212,7 +213,6 @@ impl ModelFile {
     /// The file must not be changed while it is open; the model store never changes a file in place.
     pub fn open(path: &Path) -> Result<ModelFile, GgufError> {
         let map = Mapping::open(path).map_err(|source| GgufError::Open { path: path.to_owned(), source })?;
-        let map = Arc::new(map);
         let (metadata, tensors) = directory::read(&map)?;
         let file = ModelFile { path: path.to_owned(), map, metadata, tensors };
         file.release();

@@ -14,6 +14,7 @@ mod load;
 mod tests;
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 use candle_core::quantized::QMatMul;
 use candle_core::{D, DType, Module};
@@ -41,6 +42,12 @@ pub enum ReferenceError {
         asked: Range<u32>,
         /// Those of the model.
         layers: u32,
+    },
+    /// Somebody cut the file short while it was being loaded.
+    #[error("{} has become shorter while it was being loaded; put the whole file there and load it again", path.display())]
+    CutShort {
+        /// The file.
+        path: PathBuf,
     },
     /// A tensor that does not hold what its description says.
     #[error("tensor \"{name}\" does not hold what its description says; load the file again")]

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 use super::mapping::Mapping;
 use super::metadata::Metadata;
@@ -67,7 +66,7 @@ impl Directory {
 }
 
 /// Reads and checks everything before the tensor data.
-pub(super) fn read(map: &Arc<Mapping>) -> Result<(Metadata, Directory), GgufError> {
+pub(super) fn read(map: &Mapping) -> Result<(Metadata, Directory), GgufError> {
     let mut reader = Reader::new(map.bytes());
     let what = || "the header".to_owned();
     let mut magic = [0; 4];
@@ -84,7 +83,7 @@ pub(super) fn read(map: &Arc<Mapping>) -> Result<(Metadata, Directory), GgufErro
     }
     let tensors = reader.count(limits::TENSORS, &|| "the count of tensors".to_owned())?;
     let entries = reader.count(limits::ENTRIES, &|| "the count of metadata entries".to_owned())?;
-    let metadata = Metadata::read(&mut reader, map, entries)?;
+    let metadata = Metadata::read(&mut reader, map.bytes(), entries)?;
     let alignment = alignment(&metadata)?;
 
     let mut stored = Vec::new();

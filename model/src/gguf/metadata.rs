@@ -5,7 +5,6 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::mapping::Mapping;
 use super::reader::Reader;
 use super::{GgufError, limits};
 
@@ -88,10 +87,11 @@ pub enum MetadataError {
     },
 }
 
-/// All metadata of a file. Values stay in the map and are read when asked for; all of them have been checked.
+/// All metadata of a file. Values are read when asked for; all of them have been checked.
 #[derive(Debug, Clone)]
 pub struct Metadata {
-    map: Arc<Mapping>,
+    /// The file up to their end, copied: what somebody does to the file meanwhile changes nothing here.
+    head: Arc<[u8]>,
     entries: BTreeMap<String, Stored>,
 }
 
@@ -180,12 +180,8 @@ impl Tag {
 }
 
 impl Metadata {
-    /// Reads `count` entries and checks every value, without keeping any.
-    pub(super) fn read(
-        reader: &mut Reader<'_>,
-        map: &Arc<Mapping>,
-        count: u64,
-    ) -> Result<Metadata, GgufError> {
+    /// Reads `count` entries of a file, whose first bytes are `file`, and checks every value.
+    pub(super) fn read(reader: &mut Reader<'_>, file: &[u8], count: u64) -> Result<Metadata, GgufError> {
         let mut entries = BTreeMap::new();
         for index in 0..count {
             let key = reader.string(limits::KEY_BYTES, &|| format!("the key of metadata entry {index}"))?;
@@ -193,8 +189,14 @@ impl Metadata {
             if entries.insert(key.to_owned(), stored).is_some() {
                 return Err(GgufError::Duplicate { what: "metadata key", name: key.to_owned() });
             }
+            let (found, limit) = (reader.offset() as u64, limits::METADATA_BYTES);
+            if found > limit {
+                let what = format!("the end of metadata entry {index}");
+                return Err(GgufError::TooLarge { what, offset: found, found, limit });
+            }
         }
-        Ok(Metadata { map: Arc::clone(map), entries })
+        let head = file.get(..reader.offset()).unwrap_or_default().into();
+        Ok(Metadata { head, entries })
     }
 
     /// All keys, sorted.
@@ -282,7 +284,7 @@ impl Metadata {
     }
 
     fn bytes(&self, stored: &Stored) -> &[u8] {
-        self.map.bytes().get(stored.bytes.clone()).unwrap_or_default()
+        self.head.get(stored.bytes.clone()).unwrap_or_default()
     }
 
     fn typed<'a, T>(

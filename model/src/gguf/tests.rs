@@ -242,6 +242,10 @@ fn a_file_that_is_cut_short_while_it_is_open_is_noticed() {
     assert!(open.is_whole());
     file.as_file().set_len(open.file_bytes() - 1).unwrap();
     assert!(!open.is_whole());
+    // Nothing of it is left: metadata is read all the same, and nothing ends this process.
+    file.as_file().set_len(0).unwrap();
+    assert_eq!(open.metadata().string("general.architecture").unwrap(), Some("llama"));
+    assert!(!open.is_whole());
     file.as_file().set_len(open.file_bytes()).unwrap();
     assert!(open.is_whole());
 }

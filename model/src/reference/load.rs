@@ -155,6 +155,9 @@ impl Source<'_> {
     fn tensor(&self, name: &str) -> Result<QTensor, ReferenceError> {
         let missing = || ConfigError::MissingTensor { name: name.to_owned() };
         let entry = self.file.tensor(name).ok_or_else(missing)?;
+        if !self.file.is_whole() {
+            return Err(ReferenceError::CutShort { path: self.file.path().to_owned() });
+        }
         let bytes = self.file.data(entry);
         // `candle` asserts both.
         if bytes.as_ptr().align_offset(ALIGNMENT) != 0

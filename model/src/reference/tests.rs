@@ -169,6 +169,17 @@ fn what_does_not_fit_is_refused() {
     }
 }
 
+#[test]
+fn a_file_that_is_cut_short_while_it_is_loaded_is_an_error() {
+    let model = SyntheticModel::default();
+    let on_disk = tempfile::NamedTempFile::new().unwrap();
+    model.write(on_disk.path()).unwrap();
+    let file = ModelFile::open(on_disk.path()).unwrap();
+    let mut cut = |_| on_disk.as_file().set_len(file.file_bytes() / 2).unwrap();
+    let loaded = Decoder::load_as(Weights::Dequantised, &file, 0..model.layers, &Device::Cpu, &mut cut);
+    assert!(matches!(loaded, Err(ReferenceError::CutShort { path }) if path == on_disk.path()));
+}
+
 /// The CPU decoder's kernels beside the same operations of `candle`.
 #[test]
 fn the_kernels_agree() {
