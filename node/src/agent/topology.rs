@@ -31,7 +31,8 @@ pub fn topology(view: &View, table: &Table) -> Topology {
             offered_bytes: body
                 .filter(|body| body.trouble.is_none())
                 .map_or(0, |body| body.memory.offered_bytes),
-            memory_bytes: body.map(|body| body.memory.total_bytes),
+            // Nor would it with a larger offer.
+            memory_bytes: body.map(|body| if body.trouble.is_none() { body.memory.total_bytes } else { 0 }),
             reach: reach.get(id).cloned().unwrap_or_default(),
             speed: body.and_then(speed),
         }
@@ -66,7 +67,7 @@ fn links(view: &View, table: &Table) -> Vec<Link> {
     links
 }
 
-/// How fast a node computes, once it has measured its memory. What a layer costs beside is not measured yet.
+/// How fast a node computes, once it has measured its memory. What a layer costs beside is no figure of the node: see [`LAYER_US`].
 fn speed(body: &RecordBody) -> Option<Speed> {
     let rate = body.memory_read_bytes_per_s.filter(|rate| *rate >= 1.0)?;
     Some(Speed { memory_read_bytes_per_s: rate as u64, layer_ns: (LAYER_US * 1e3) as u64, sync_ns: 0 })

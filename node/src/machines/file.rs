@@ -12,17 +12,20 @@ use crate::adapt::link_costs::Edge;
 const MAX_FILE_BYTES: u64 = 256 << 10;
 /// The most machines: as many as one placement joins for speed.
 pub const MAX_MACHINES: usize = 32;
-/// The most layers of a described model.
 /// Most experts of a layer, and of those that a token goes through.
 const MAX_EXPERTS: u32 = 4096;
 const MAX_ACTIVE: u32 = 64;
+/// The most layers of a described model.
 const MAX_LAYERS: u32 = 4096;
 /// The largest figure of any kind: above it nothing is a machine.
 const MAX_FIGURE: f64 = 1e9;
 /// The widest row of a described model.
 const MAX_HIDDEN: u32 = 1 << 20;
-/// What a layer costs beside reading it where the file does not say, in microseconds: this house's kernels on one core of a
-/// 3 GHz processor, measured on 30 small layers (4.6 ms a token of which 4.0 ms is reading).
+/// What a layer of a token costs beside reading it where nobody says, in microseconds: norms, attention's own arithmetic, the team's
+/// barriers. A node does not measure it. By tests/bench/LEDGER.md (three models, a processor of 3 GHz) it is from nothing with one
+/// thread to some 20 with two, less than the rate of reading memory moves from one measurement to the next: 32 layers of a model
+/// of 5 GB take 0.6 ms by it, and 100 ms to read. Devices that launch a kernel for each operation take more (exo's row of an
+/// M3 Ultra comes to 247), which a file of machines may say.
 pub const LAYER_US: f64 = 20.0;
 /// Pieces of a described model's layers, so many that ranks share them almost evenly.
 const PIECES: u32 = 27_720;

@@ -216,6 +216,47 @@ fn one_row_of_one_machine_predicts_the_six_of_two_and_four() {
     assert!(1.0 / all_divided.predicted_s.unwrap() > one.published[2].unwrap() * (1.0 + ALLOWED));
 }
 
+/// What the machine of tests/bench/LEDGER.md did (2026-12-01, `shoal bench decode`), with the rate of reading that was measured beside it.
+#[test]
+fn what_a_layer_is_taken_to_cost_predicts_what_nodes_here_do() {
+    // Layers, hidden, heads and their keys', MB read for a token; of one and two threads GB read in a second and tokens.
+    let models = [
+        ("SmolLM2 135M", 30, 576, (9, 3), 97.76, [(35.9, 375.9), (50.3, 388.6)]),
+        ("Gemma 3 270M", 18, 640, (4, 1), 247.1, [(34.3, 157.8), (58.5, 206.4)]),
+        ("Qwen2.5 0.5B", 24, 896, (14, 2), 392.5, [(36.5, 92.6), (45.0, 96.8)]),
+    ];
+    let mut errors = Vec::new();
+    for (name, layers, hidden, (heads, kv_heads), mb, runs) in models {
+        for (memory_gb_per_s, seen) in runs {
+            let model = Described {
+                name: name.to_owned(),
+                layers,
+                hidden,
+                total_gb: mb / 1e3,
+                active_gb: mb / 1e3,
+                whole_gb: 0.0,
+                experts: None,
+                experts_per_token: None,
+                heads,
+                kv_heads,
+                kv_bytes_per_token_layer: 0,
+                max_context: 128,
+            };
+            let footprint = model.footprint();
+            let question = Question { footprint, context: Some(64), ..question(&rows()[0], Parallel::Auto) };
+            let machine = Machine { memory_gb_per_s, ..ultra(LAYER_US) };
+            let machines = Machines::alike(&machine, 1, WiringKind::Mesh, link(RDMA_US[1]).edge()).unwrap();
+            let predicted = 1.0 / machines.plan(&question).predicted_s.unwrap();
+            println!("{name} at {memory_gb_per_s} GB/s: seen {seen}, predicted {predicted:.1}");
+            errors.push(predicted / seen - 1.0);
+        }
+    }
+    assert!(errors.iter().all(|error| error.abs() <= ALLOWED), "{errors:?}");
+    // Neither for one thread nor for a team.
+    let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+    assert!(mean.abs() <= ALLOWED / 3.0, "{mean}");
+}
+
 /// 78 layers make 156 sums: at 1 ms each 6.41 tokens a second are left, at 10 us they cost 1.56 ms.
 #[test]
 fn the_arithmetic_of_sums() {
