@@ -10,7 +10,7 @@ use futures::StreamExt;
 use serde_json::Value;
 
 use crate::api::{ApiError, ErrorKind};
-use crate::fields::FromJson;
+use crate::fields::{FromJson, refuse_twice};
 use crate::gate;
 
 /// The largest body a request may have.
@@ -19,6 +19,9 @@ pub const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;
 /// What is read (and thrown away) of a body that is too large, so that its sender gets to read the answer instead
 /// of a reset connection. A client that sends more than this is cut off.
 const MAX_DRAINED_BYTES: usize = 4 * MAX_BODY_BYTES;
+
+/// Where our own API is.
+const OWN_API: &str = "/api/v1/";
 
 /// How long a client may take to send its body.
 const BODY_DEADLINE: Duration = Duration::from_secs(60);
@@ -45,6 +48,10 @@ impl<T: FromJson, S: Sync> FromRequest<S> for Json<T> {
             let message = format!("the body is not JSON: {error}");
             gate::refuse(&path, &ApiError::new(ErrorKind::Invalid, "invalid_json", message))
         })?;
+        // Our own API takes nothing for what it may not mean; clients of others' are taken as they are.
+        if path.starts_with(OWN_API) {
+            refuse_twice(&body).map_err(|error| gate::refuse(&path, &error.into()))?;
+        }
         T::from_json(value).map(Json).map_err(|error| gate::refuse(&path, &error.into()))
     }
 }

@@ -1,6 +1,9 @@
 //! Reading the fields of a JSON object one by one, so that an error can name the field.
 
+mod twice;
+
 use serde_json::{Map, Value};
+pub(crate) use twice::refuse_twice;
 
 /// What is wrong with a field of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +26,8 @@ pub(crate) enum Wrong {
     Unsupported,
     /// Nobody knows it, where what is unknown is refused.
     Unknown,
+    /// It comes twice.
+    Duplicate,
 }
 
 /// What is read from the JSON document of a request.

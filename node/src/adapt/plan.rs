@@ -91,15 +91,19 @@ pub fn kv_type(kv_type: scheduler::KvType) -> api::KvType {
 
 /// Each node's part in a plan, or what it lacks.
 pub fn nodes(nodes: &[scheduler::NodeFit]) -> Vec<api::PlanNode> {
-    let node = |fit: &scheduler::NodeFit| api::PlanNode {
-        id: fit.id.to_string(),
-        name: fit.name.clone(),
-        offered_bytes: fit.offered_bytes,
-        used_bytes: fit.used_bytes,
-        needed_bytes: Some(fit.needed_bytes),
-        missing_bytes: Some(fit.missing_bytes),
-        code: code(&fit.code),
-        text: fit.text.clone(),
+    let node = |fit: &scheduler::NodeFit| {
+        // One that is gone, or not needed, needs nothing that could be compared.
+        let has_part = matches!(fit.code, scheduler::NodeFitCode::Fits | scheduler::NodeFitCode::TooSmall);
+        api::PlanNode {
+            id: fit.id.to_string(),
+            name: fit.name.clone(),
+            offered_bytes: fit.offered_bytes,
+            used_bytes: fit.used_bytes,
+            needed_bytes: has_part.then_some(fit.needed_bytes),
+            missing_bytes: has_part.then_some(fit.missing_bytes),
+            code: code(&fit.code),
+            text: fit.text.clone(),
+        }
     };
     nodes.iter().map(node).collect()
 }
@@ -129,4 +133,31 @@ pub fn why_not(why: &scheduler::NoPlacement) -> api::WhyNot {
 /// The stable word of an enum that serializes as one.
 pub fn code<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_value(value).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_without_a_part_needs_and_lacks_nothing_that_is_known() {
+        let fit = |code, needed_bytes, missing_bytes| scheduler::NodeFit {
+            id: scheduler::NodeId::try_from("n".to_owned()).unwrap(),
+            name: "n".to_owned(),
+            offered_bytes: 8,
+            used_bytes: 0,
+            needed_bytes,
+            missing_bytes,
+            code,
+            text: String::new(),
+        };
+        use scheduler::NodeFitCode as Code;
+        for code in [Code::Gone, Code::Spare, Code::NoShards, Code::NotSelected, Code::NoRoute] {
+            let node = nodes(&[fit(code, 0, 0)]).remove(0);
+            assert_eq!((node.needed_bytes, node.missing_bytes), (None, None), "{code:?}");
+        }
+        let found = nodes(&[fit(Code::Fits, 5, 0), fit(Code::TooSmall, 9, 1)]);
+        let found: Vec<_> = found.iter().map(|node| (node.needed_bytes, node.missing_bytes)).collect();
+        assert_eq!(found, [(Some(5), Some(0)), (Some(9), Some(1))]);
+    }
 }

@@ -8,8 +8,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::note;
 use crate::options::{show_bytes, show_span};
 
-/// Without a terminal a line comes at most this often.
+/// Without a terminal a line comes at most this often, and only if it says something new.
 const LINE_EVERY: Duration = Duration::from_secs(5);
+/// So often the last line comes again, so that whoever reads a log sees that it goes on.
+const SAID_AGAIN: Duration = Duration::from_secs(60);
 /// The rate is judged over what came since the beginning, but not sooner than this.
 const RATE_AFTER: Duration = Duration::from_millis(500);
 
@@ -20,6 +22,8 @@ pub struct ProgressLine {
     bar: Option<ProgressBar>,
     began: Instant,
     began_at_bytes: u64,
+    /// The last line that was said, and when.
+    last: String,
     last_line: Instant,
     silent: bool,
 }
@@ -36,21 +40,33 @@ impl ProgressLine {
             bar
         });
         let now = Instant::now();
-        ProgressLine { label, bar, began: now, began_at_bytes: 0, last_line: now, silent: false }
+        ProgressLine {
+            label,
+            bar,
+            began: now,
+            began_at_bytes: 0,
+            last: String::new(),
+            last_line: now,
+            silent: false,
+        }
     }
 
     /// One that shows nothing.
     pub fn silent() -> ProgressLine {
         let now = Instant::now();
         let label = String::new();
-        ProgressLine { label, bar: None, began: now, began_at_bytes: 0, last_line: now, silent: true }
+        let last = String::new();
+        ProgressLine { label, bar: None, began: now, began_at_bytes: 0, last, last_line: now, silent: true }
     }
 
     /// Shows another text; figures begin anew.
     pub fn label(&mut self, label: impl Into<String>) {
         let label = label.into();
-        if label == self.label || self.silent {
+        if self.silent {
             return;
+        }
+        if label == self.label {
+            return self.go_on();
         }
         let before = std::mem::replace(&mut self.label, label);
         self.began = Instant::now();
@@ -60,11 +76,28 @@ impl ProgressLine {
                 bar.set_style(spinner());
                 bar.set_message(self.label.clone());
             }
-            None if self.is_news(&before) => {
-                self.last_line = Instant::now();
-                note(format_args!("{} ...", self.label));
-            }
+            None if self.is_news(&before) => self.say(format!("{} ...", self.label), ""),
             None => {}
+        }
+    }
+
+    /// Says a line where there is no terminal; what is in `beside` makes it no other line.
+    fn say(&mut self, line: String, beside: &str) {
+        note(format_args!("{line}{beside}"));
+        (self.last, self.last_line) = (line, Instant::now());
+    }
+
+    /// Whether a line is to be said now: at once it is never said twice.
+    fn is_due(&self, line: &str) -> bool {
+        let pause = if line == self.last { SAID_AGAIN } else { LINE_EVERY };
+        self.last_line.elapsed() >= pause
+    }
+
+    /// It is what it was.
+    fn go_on(&mut self) {
+        if self.bar.is_none() && !self.last.is_empty() && self.is_due(&self.last) {
+            let last = std::mem::take(&mut self.last);
+            self.say(last, "");
         }
     }
 
@@ -89,18 +122,14 @@ impl ProgressLine {
                 }
                 bar.set_position(done.min(total));
             }
-            None if self.last_line.elapsed() >= LINE_EVERY => {
-                self.last_line = Instant::now();
+            None => {
                 let percent = done.min(total).saturating_mul(100) / total;
-                let left = self.time_left(done, total).map(|left| format!(", {} left", show_span(left)));
-                note(format_args!(
-                    "{}: {percent} % of {}{}",
-                    self.label,
-                    show_bytes(total),
-                    left.unwrap_or_default()
-                ));
+                let line = format!("{}: {percent} % of {}", self.label, show_bytes(total));
+                if self.is_due(&line) {
+                    let left = self.time_left(done, total).map(|left| format!(", {} left", show_span(left)));
+                    self.say(line, &left.unwrap_or_default());
+                }
             }
-            None => {}
         }
     }
 
@@ -156,6 +185,22 @@ mod tests {
         let template =
             "{msg} [{bar:28}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta} left";
         assert!(ProgressStyle::with_template(template).is_ok());
+    }
+
+    #[test]
+    fn a_line_that_says_nothing_new_comes_once_a_minute() {
+        let mut line = ProgressLine::silent();
+        let before = |pause: Duration| Instant::now().checked_sub(pause).unwrap();
+        line.say("loading: 40 % of 1 GB".to_owned(), ", 3 s left");
+        assert!(!line.is_due("loading: 41 % of 1 GB"));
+        line.last_line = before(LINE_EVERY);
+        assert!(line.is_due("loading: 41 % of 1 GB") && !line.is_due("loading: 40 % of 1 GB"));
+        line.go_on();
+        assert!(line.last_line.elapsed() >= LINE_EVERY, "nothing was said");
+        line.last_line = before(SAID_AGAIN);
+        assert!(line.is_due("loading: 40 % of 1 GB"));
+        line.go_on();
+        assert!(line.last_line.elapsed() < LINE_EVERY && line.last == "loading: 40 % of 1 GB");
     }
 
     #[test]

@@ -267,8 +267,11 @@ fn larger_offer<'t>(
 ) -> Option<Nearest> {
     let candidates =
         pool.candidates.iter().take(MAX_OFFERS_TRIED).map(|candidate| (candidate.node, candidate.used));
-    let silent =
-        pool.unfit.iter().find(|(_, _, why)| *why == Unfit::NoShards).map(|(node, used, _)| (*node, *used));
+    let silent = pool.unfit.iter().filter(|(node, _, why)| {
+        // One without memory has nothing to offer, whatever is asked of it.
+        *why == Unfit::NoShards && node.memory_bytes != Some(0)
+    });
+    let silent = silent.map(|(node, used, _)| (*node, *used)).take(1);
     let mut changed = topology.clone();
     let least_of = |(node, used): (&'t NodeOffer, u64)| {
         let most = most_needed(request, context).saturating_add(used);

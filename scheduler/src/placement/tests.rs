@@ -49,6 +49,7 @@ impl Table {
                 for word in words {
                     match word.split_once('=') {
                         Some(("offer", bytes)) => node.offered_bytes = bytes.parse().unwrap(),
+                        Some(("memory", bytes)) => node.memory_bytes = Some(bytes.parse().unwrap()),
                         Some(("reach", ids)) => node.reach = Reach::Only(ids.split(',').map(id).collect()),
                         None if word == "gone" => node.alive = false,
                         _ => panic!("{word}"),

@@ -146,6 +146,7 @@ impl From<FieldError> for ApiError {
             Wrong::Value => "invalid_value",
             Wrong::Unsupported => "unsupported_parameter",
             Wrong::Unknown => "unknown_field",
+            Wrong::Duplicate => "duplicate_field",
         };
         ApiError::new(ErrorKind::Invalid, code, error.message)
     }

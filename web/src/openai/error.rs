@@ -102,7 +102,9 @@ impl From<FieldError> for OpenAiError {
     fn from(error: FieldError) -> Self {
         match error.wrong {
             Wrong::Unsupported => OpenAiError::unsupported(&error.path, error.message),
-            Wrong::Type | Wrong::Value | Wrong::Unknown => OpenAiError::invalid(&error.path, error.message),
+            Wrong::Type | Wrong::Value | Wrong::Unknown | Wrong::Duplicate => {
+                OpenAiError::invalid(&error.path, error.message)
+            }
         }
     }
 }

@@ -98,7 +98,19 @@ async fn a_wrong_field_is_named() {
             "there is no field \"contex\" here; known are model, context, slots, kv_type, parallel, cut, nodes",
         ),
     ];
-    let serve = serve.iter().flat_map(|case| [("plan", case), ("instances", case)]);
+    let twice = [
+        (
+            r#"{"model":"m","context":1,"context":2}"#,
+            "duplicate_field",
+            "the field \"context\" comes twice at line 1 column 34",
+        ),
+        (
+            r#"{"model":"m","nodes":[{"a":1,"a":1}]}"#,
+            "duplicate_field",
+            "the field \"a\" comes twice at line 1 column 32",
+        ),
+    ];
+    let serve = serve.iter().chain(&twice).flat_map(|case| [("plan", case), ("instances", case)]);
     let pull =
         ("models/pull", &(r#"{"model":true}"#, "invalid_type", "model must be a string, not a boolean"));
     let open = [
