@@ -49,8 +49,9 @@ def answers(swarm, model, placements):
     return found
 
 
-def over(swarm, mode, cables, model, placements, kind="rc"):
-    """Starts the agents, has them answer, ends them. The links must be in one state, before and after."""
+def over(swarm, mode, cables, model, placements, kind="rc", led_on=False):
+    """Starts the agents, has them answer, ends them. The links must be in one state, before and after. `led_on`: nodes without
+    a link must have spoken over the others' cables."""
     start(swarm, mode, kind)
     states = ["rdma" if mode == "always" else "tcp"] * cables
     before = carried(swarm.await_links(states))
@@ -59,6 +60,8 @@ def over(swarm, mode, cables, model, placements, kind="rc"):
     if mode == "always":
         assert {link["rdma"]["queue_pairs"] for link in links} == {kind}
         within("queue pairs have carried something", 60, lambda: more(carried(swarm.await_links(states)), before))
+        if led_on:
+            within("every cable led something on", 60, lambda: each_led_on(swarm, states))
     swarm.stop()
     return found
 
@@ -70,6 +73,11 @@ def start(swarm, mode, kind="rc"):
 def carried(links):
     """Bytes that queue pairs have carried."""
     return sum(link["rdma"]["bytes"] for link in links if link["rdma"])
+
+
+def each_led_on(swarm, states):
+    for link in swarm.await_links(states):
+        assert link["rdma"]["flows"] > 0 and link["rdma"]["posted_on"] > 0, link
 
 
 def more(now, then):
@@ -90,13 +98,13 @@ def test_a_real_model_on_a_cable_of_either_kind():
             assert over(swarm, "always", 1, "smollm2-135m", ["pipeline=2"], kind) == plain, kind
 
 
-@pytest.mark.parametrize("name", WIRINGS if LONG else ["ring of 3"])
+@pytest.mark.parametrize("name", WIRINGS if LONG else ["ring of 3", "line of 3"])
 def test_answers_are_those_over_tcp(name):
     nodes, topology, cables, placements = WIRINGS[name]
     with bed(name, nodes, topology) as guests:
         swarm = Swarm(guests, MILLION)
         plain = over(swarm, "never", cables, "million", placements)
-        assert over(swarm, "always", cables, "million", placements) == plain
+        assert over(swarm, "always", cables, "million", placements, led_on=topology == "line") == plain
 
 
 def test_a_device_taken_away_in_mid_answer():
@@ -134,6 +142,26 @@ def test_a_cable_that_loses_packets():
 
 if LONG:
 
+    def test_a_device_between_taken_away_in_mid_answer():
+        with bed("between", 3, "line") as guests:
+            swarm = Swarm(guests, MILLION)
+            start(swarm, "always")
+            swarm.await_links(["rdma", "rdma"])
+            instance = swarm.serve("million", "pipeline=2 --nodes g0,g2")
+            undisturbed = swarm.ask(instance, PROMPT, MANY)
+            before = led_on(swarm)
+            assert all(flows > 0 for flows in before), before
+            stream = swarm.begin(instance, PROMPT, MANY)
+            stream.await_events(20)
+            guests.do(1, "rdma link delete rxe1")
+            assert "[DONE]" not in stream.events(), "the answer ended too soon for this test"
+            assert stream.finish() == undisturbed
+            swarm.await_links(["rdma", "tcp"])
+            guests.do(1, "rdma link add rxe1 type rxe netdev tb1")
+            swarm.await_links(["rdma", "rdma"])
+            within("what is led on comes back to the cable", 60, lambda: all_more(led_on(swarm), before))
+            assert swarm.ask(instance, PROMPT, MANY) == undisturbed
+
     def test_an_interface_down_in_mid_answer():
         with bed("interface", 2, "0-1,0-1") as guests:
             swarm = Swarm(guests, MILLION)
@@ -169,6 +197,14 @@ if LONG:
                 # The first round says what a cable takes.
                 held = held or holds(guests)
                 within("no more is held than after the first round", 60, lambda held=held: no_more(holds(guests), held))
+
+
+def led_on(swarm):
+    return [link["rdma"]["flows"] for link in swarm.status(0)["links"]]
+
+
+def all_more(now, then):
+    assert all(n > t for n, t in zip(now, then, strict=True)), f"{now}, and {then} before"
 
 
 def holds(guests):

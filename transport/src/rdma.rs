@@ -85,9 +85,13 @@ pub trait Device: Send + Sync {
 
 /// A protection domain: what its queue pairs may touch is what is registered in it.
 pub trait Domain: Send + Sync {
-    /// Registers `bytes` of new memory, zeroed, in whole pages of [`PAGE_BYTES`]. It stays registered as long as a slot
-    /// of it is held anywhere.
+    /// Registers `bytes` of new memory, zeroed, in whole pages of [`PAGE_BYTES`]. It stays registered as long as the domain is there
+    /// and a slot of it is held anywhere.
     fn region(self: Arc<Self>, bytes: usize) -> Result<Slot, VerbsError>;
+
+    /// Whether queue pairs here take this slot, which may be of another domain: then its region is registered here too, once, where
+    /// that can be done.
+    fn admit(&self, slot: &Slot) -> bool;
 
     /// A queue for at most `depth` completions.
     fn completion_queue(self: Arc<Self>, depth: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError>;

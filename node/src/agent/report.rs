@@ -122,6 +122,7 @@ fn without_counters(mut body: RecordBody) -> RecordBody {
     }
     for cable in body.cabling.iter_mut().flat_map(|cabling| &mut cabling.links) {
         (cable.sent, cable.sent_bytes, cable.resent) = (0, 0, 0);
+        (cable.flows, cable.posted_on, cable.copied) = (0, 0, 0);
     }
     for download in &mut body.downloads {
         (download.done_bytes, download.bytes_per_s, download.eta_ms) = (0, None, None);

@@ -261,6 +261,9 @@ fn cables(swarm: &Swarm) -> Vec<String> {
         "MESSAGES",
         "BYTES",
         "RESENT",
+        "LED ON",
+        "AS CAME",
+        "COPIED",
         "UP",
         "BACK",
     ]);
@@ -284,6 +287,9 @@ fn cables(swarm: &Swarm) -> Vec<String> {
             cable.messages.to_string(),
             show_bytes(cable.bytes),
             cable.resent.to_string(),
+            cable.flows.to_string(),
+            cable.posted_on.to_string(),
+            cable.copied.to_string(),
             cable.upgrades.to_string(),
             cable.falls.to_string(),
         ]);

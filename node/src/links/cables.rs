@@ -33,6 +33,7 @@ mod stations;
 mod tests;
 
 use letters::{Answer, Ask};
+use link::Counts;
 pub(super) use link::LinkCable;
 use policy::{Facts, Pauses, Step};
 use stations::Stations;
@@ -162,7 +163,7 @@ impl Shared {
     fn look(&self, now: Instant) {
         self.stations().look(now);
         for link in self.links.lock().values_mut() {
-            let (sent, _, resent) = link.cable.counts();
+            let Counts { sent, resent, .. } = link.cable.counts();
             link.cable.change(|standing| standing.counted(sent, resent, now));
         }
     }

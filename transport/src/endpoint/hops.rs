@@ -27,6 +27,7 @@ pub(crate) struct Hops {
     seen: Mutex<Seen>,
     /// See [`Carried`].
     flows: AtomicU64,
+    posted_on: AtomicU64,
     copied: AtomicU64,
 }
 
@@ -35,7 +36,10 @@ pub(crate) struct Hops {
 pub struct Carried {
     /// Hops of such ways that went over it.
     pub flows: u64,
-    /// Messages that came for a way on which this node is between, and whose bytes were copied on their way on.
+    /// Messages that came for a way on which this node is between, and were sent on over another cable out of the memory that they
+    /// came in.
+    pub posted_on: u64,
+    /// Those whose bytes were copied on their way on.
     pub copied: u64,
 }
 
@@ -47,6 +51,7 @@ impl Hops {
             count: AtomicU32::new(0),
             seen: Mutex::default(),
             flows: AtomicU64::new(0),
+            posted_on: AtomicU64::new(0),
             copied: AtomicU64::new(0),
         }
     }
@@ -65,8 +70,17 @@ impl Hops {
         self.copied.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// A message went on as it was.
+    pub(crate) fn note_posted_on(&self) {
+        self.posted_on.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn carried(&self) -> Carried {
-        Carried { flows: self.flows.load(Ordering::Relaxed), copied: self.copied.load(Ordering::Relaxed) }
+        Carried {
+            flows: self.flows.load(Ordering::Relaxed),
+            posted_on: self.posted_on.load(Ordering::Relaxed),
+            copied: self.copied.load(Ordering::Relaxed),
+        }
     }
 
     fn is_first(&self, count: u32) -> bool {

@@ -14,6 +14,7 @@
 //! once, and its memory goes back to the [`Station`].
 
 mod class;
+mod exchange;
 mod head;
 mod inbox;
 mod incoming;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use self::class::{Class, Shape};
+pub use self::exchange::{Exchanged, Moving, Offered};
 use self::head::{FRAME_HEAD_BYTES, HEAD_BYTES, Head};
 use self::inbox::Inboxes;
 pub use self::inbox::{Arrival, Wake};

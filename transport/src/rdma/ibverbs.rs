@@ -241,6 +241,14 @@ impl Domain for CrateDomain {
         Ok(Region::whole(pages, 0, Box::new(registration)))
     }
 
+    /// The crate registers no memory but its own.
+    fn admit(&self, slot: &Slot) -> bool {
+        let registration: &dyn std::any::Any = &*slot.region().registration;
+        registration
+            .downcast_ref::<Registration>()
+            .is_some_and(|registration| std::ptr::eq(&*registration.domain, self))
+    }
+
     fn completion_queue(self: Arc<Self>, depth: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
         Ok(Arc::new(CrateQueue::new(self, depth)?))
     }

@@ -61,7 +61,8 @@ impl Drop for Pages {
     }
 }
 
-/// What a backend knows of a region. Dropping `registration` ends it; only then the pages go.
+/// What a backend knows of a region. Where `registration` owns the pages, dropping it ends it; else their domain has the
+/// registrations, and holds the region as long as they last. So the pages go after them.
 pub(super) struct Region {
     pub(super) key: u32,
     pub(super) registration: Box<dyn Any + Send + Sync>,
@@ -69,6 +70,11 @@ pub(super) struct Region {
 }
 
 impl Region {
+    /// Where its memory is.
+    pub(super) fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
     /// All of a region as one slot. `key` is the local key of `pages`.
     pub(super) fn whole(pages: Pages, key: u32, registration: Box<dyn Any + Send + Sync>) -> Slot {
         let len = pages.len();
@@ -213,7 +219,7 @@ impl Slot {
         self.part.address()
     }
 
-    pub(super) fn region(&self) -> &Region {
+    pub(super) fn region(&self) -> &Arc<Region> {
         &self.part.region
     }
 }

@@ -5,6 +5,7 @@
 //! exported: they go through a table in the context, whose layout is in `rdma/layout.rs`.
 
 pub(super) mod device;
+mod domain;
 mod queue;
 pub(super) mod symbols;
 

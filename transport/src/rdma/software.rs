@@ -5,6 +5,7 @@
 
 mod fabric;
 
+use std::any::Any;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -190,28 +191,43 @@ impl Device for SoftDevice {
             return Err(self.failed(Verb::AllocPd, libc::ENODEV));
         }
         self.shared.kept.domains.add();
-        Ok(Arc::new(SoftDomain { device: self }))
+        Ok(Arc::new(SoftDomain { device: self, registered: Mutex::default() }))
     }
 }
 
 struct SoftDomain {
     device: Arc<SoftDevice>,
+    /// Regions that are registered here, each once.
+    registered: Mutex<Vec<Arc<Region>>>,
 }
 
 impl Drop for SoftDomain {
     fn drop(&mut self) {
+        self.registered().drain(..).for_each(|_| self.device.shared.kept.regions.take());
         self.device.shared.kept.domains.take();
     }
 }
 
-/// A registered region.
-struct Registration {
-    domain: Arc<SoftDomain>,
-}
+/// The memory of a region is no other backend's.
+struct OfSoftware;
 
-impl Drop for Registration {
-    fn drop(&mut self) {
-        self.domain.device.shared.kept.regions.take();
+impl SoftDomain {
+    fn registered(&self) -> MutexGuard<'_, Vec<Arc<Region>>> {
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has(&self, slot: &Slot) -> bool {
+        self.registered().iter().any(|region| Arc::ptr_eq(region, slot.region()))
+    }
+
+    /// Registers one more region, and ends the registrations of those that nobody holds any more.
+    fn register(&self, slot: &Slot) {
+        let mut registered = self.registered();
+        let before = registered.len();
+        registered.retain(|region| Arc::strong_count(region) > 1);
+        (registered.len()..before).for_each(|_| self.device.shared.kept.regions.take());
+        registered.push(slot.region().clone());
+        self.device.shared.kept.regions.add();
     }
 }
 
@@ -220,8 +236,21 @@ impl Domain for SoftDomain {
         let pages =
             Pages::new(bytes).filter(|_| !self.device.shared.fabric().has_no_region(self.device.index));
         let Some(pages) = pages else { return Err(self.device.failed(Verb::RegMr, libc::ENOMEM)) };
-        self.device.shared.kept.regions.add();
-        Ok(Region::whole(pages, 0, Box::new(Registration { domain: self })))
+        let slot = Region::whole(pages, 0, Box::new(OfSoftware));
+        self.register(&slot);
+        Ok(slot)
+    }
+
+    fn admit(&self, slot: &Slot) -> bool {
+        if self.has(slot) {
+            return true;
+        }
+        let registration: &dyn Any = &*slot.region().registration;
+        if !registration.is::<OfSoftware>() || self.device.shared.fabric().has_no_region(self.device.index) {
+            return false;
+        }
+        self.register(slot);
+        true
     }
 
     fn completion_queue(self: Arc<Self>, depth: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
@@ -296,8 +325,7 @@ impl SoftPair {
     }
 
     fn post(&mut self, direction: Direction, slot: Slot) -> Result<(), Refused> {
-        let registration = slot.region().registration.downcast_ref::<Registration>();
-        if !registration.is_some_and(|one| Arc::ptr_eq(&one.domain, &self.queue.domain)) {
+        if !self.queue.domain.has(&slot) {
             let verb = match direction {
                 Direction::Sent => Verb::PostSend,
                 Direction::Received => Verb::PostReceive,

@@ -109,6 +109,11 @@ impl Station {
         Some(lent)
     }
 
+    /// Whether its queue pairs take that slot, be it of another station.
+    pub(super) fn admits(&self, slot: &Slot) -> bool {
+        self.domain.admit(slot)
+    }
+
     pub(super) fn give_back(&self, class: usize, slots: Vec<Slot>) {
         if let Some(pool) = self.pool().get_mut(class) {
             pool.extend(slots);

@@ -16,6 +16,8 @@
 //!
 //! Numbers are little endian.
 
+mod pass_on;
+
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, TcpStream};
@@ -226,8 +228,18 @@ impl CableStream {
 
     pub(crate) fn ring_for_unread(&self) {
         if self.has_unread() {
-            self.ringer.wake();
+            self.ring();
         }
+    }
+
+    /// Has whoever sleeps on it look again.
+    pub(crate) fn ring(&self) {
+        self.ringer.wake();
+    }
+
+    /// Whether the other side has said all, and all of it is here.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.theirs == Theirs::Ended
     }
 
     /// Whether reading would bring something without looking at the cable.
@@ -238,6 +250,11 @@ impl CableStream {
     /// Takes in what has come, and says what is due. To be called whenever it rings, also by whoever cannot read on now: what is left on
     /// the cable holds up others.
     pub(crate) fn take_in(&mut self) -> io::Result<()> {
+        self.look(false).map(drop)
+    }
+
+    /// The same, up to the first message of bytes that is to be lifted out if any is; then nothing is said yet.
+    fn look(&mut self, lifts: bool) -> io::Result<Option<Arrival>> {
         let now = Instant::now();
         self.ringer.hush();
         let shared = self.cable.clone();
@@ -245,17 +262,27 @@ impl CableStream {
         // Whoever waits to write is woken by room also when it comes while something is read.
         cable.poll(now, (!self.blocked).then_some(self.channel)).map_err(broken)?;
         let may_send = self.may_send;
+        let mut lifted = None;
         while let Some(arrival) = cable.take(self.channel, |arrival| self.fits(arrival)) {
+            if lifts && self.lift(&arrival) {
+                lifted = Some(arrival);
+                break;
+            }
             let put = self.put(&arrival);
             cable.release(arrival);
             put?;
         }
-        self.say_what_is_due(&mut cable, now)?;
+        if lifted.is_none() {
+            self.say_what_is_due(&mut cable, now)?;
+        }
         drop(cable);
         if self.blocked && self.may_send > may_send {
             self.ringer.wake();
         }
-        self.look_at_anchor(now)
+        if lifted.is_none() {
+            self.look_at_anchor(now)?;
+        }
+        Ok(lifted)
     }
 
     /// Whether a message is the next one. What is none is taken, to be found wanting.
@@ -286,16 +313,21 @@ impl CableStream {
                 return Err(nonsense("more than there is room for"));
             }
             Word::Bytes => {
-                self.unread.extend(bytes);
-                if self.leads_on
-                    && let Some(hops) = self.cable.hops()
-                {
-                    hops.note_copy();
-                }
+                self.keep_unread(bytes);
                 self.next += bytes.len() as u64;
             }
         }
         Ok(())
+    }
+
+    /// Copies bytes that have come to where they are read.
+    fn keep_unread(&mut self, bytes: &[u8]) {
+        self.unread.extend(bytes);
+        if self.leads_on
+            && let Some(hops) = self.cable.hops()
+        {
+            hops.note_copy();
+        }
     }
 
     /// Up to where the other side may send now.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use shoal_transport::rdma::Library;
 use shoal_transport::rdma::cable::Patience;
-use shoal_transport::rdma::software::{Fault, Limits, Software};
+use shoal_transport::rdma::software::{Fault, Held, Limits, Software};
 use shoal_transport::rdma::station::Station;
 use shoal_transport::rdma::upgrade::Wanted;
 use shoal_transport::{CableHandle, Ended, Endpoint, Opening, Protection, Purpose, Wait};
@@ -16,7 +16,7 @@ use shoal_transport::{CableHandle, Ended, Endpoint, Opening, Protection, Purpose
 use crate::pair::{Pair, bytes, cap, eventually, exchange_both, opening, receive};
 use crate::relays::{Net, messages, over};
 
-const PATIENCE: Patience = Patience { ask_after: Duration::from_millis(2), silence: Duration::from_secs(1) };
+const PATIENCE: Patience = Patience { ask_after: Duration::from_millis(2), silence: Duration::from_secs(10) };
 
 /// Nodes each with an address of its own, so that cables are told apart by them.
 struct Wired {
@@ -110,13 +110,39 @@ fn over_one_two_and_three_nodes_every_hop_goes_over_its_cable() {
             assert!(cable.sent_bytes() > 1_200_000, "{one}-{other}: {}", cable.sent_bytes());
             assert_eq!((cable.near.state(), cable.far.state()), (Ok(()), Ok(())));
         }
-        let carried = |end: &CableHandle| (end.carried().flows, end.carried().copied > 0);
-        assert_eq!(carried(&cables[0].near), (3, false), "it is the first end");
-        assert_eq!(carried(&cables[0].far), (3, true), "it leads on what comes");
+        let ends = [&cables[0].near, &cables[0].far].map(CableHandle::carried);
+        assert_eq!((ends[0].flows, ends[0].posted_on, ends[0].copied), (3, 0, 0), "it is the first end");
+        assert!(ends[1].flows == 3 && ends[1].posted_on > 0, "it leads on what comes: {ends:?}");
         eventually("the flows end with their channels", || {
             ["r1", "r2", "r3"].map(|node| net.node(node).counters().flows_over) == [3, 2, 1]
         });
     }
+}
+
+#[test]
+fn where_memory_of_one_device_is_not_to_be_had_for_another_messages_are_copied() {
+    let wired = Wired::of(&["a", "r", "b"]);
+    let software = wired.software.clone();
+    let cables = [("a", "r"), ("r", "b")].map(|(one, other)| wired.join(one, other, Limits::LINUX));
+    let exchange = || {
+        let (mut pair, _ways) = wired.net.channel("a", "b", &[&["r"]], 65_536);
+        exchange_both(&mut pair, &messages(1, 8, 100_000), &messages(50, 8, 100_000));
+        assert!(pair.dialer.stats().over_cable && pair.acceptor.stats().over_cable);
+        [cables[0].far.carried(), cables[1].near.carried()]
+    };
+    software.fail("r-a", Fault::NoRegion);
+    let refused = exchange();
+    assert!(refused.iter().all(|end| end.posted_on == 0 && end.copied > 0), "{refused:?}");
+    software.mend("r-a");
+    let admitted = exchange();
+    assert!(admitted.iter().all(|end| end.posted_on > 0), "{admitted:?}");
+    // Memory of both is with both, and given back with them.
+    let watching = cables.map(|cable| cable.watching);
+    drop(wired);
+    for end in watching.into_iter().flatten() {
+        end.join().unwrap();
+    }
+    eventually("nothing is held", || software.held() == Held::default());
 }
 
 #[test]

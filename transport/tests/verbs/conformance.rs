@@ -48,6 +48,7 @@ suite! {
     an_unreliable_message_without_a_receive_is_lost_in_silence
     a_reliable_message_waits_for_a_receive
     memory_of_another_domain_is_refused
+    memory_of_another_domain_is_taken_once_it_is_admitted
     a_completion_of_an_earlier_life_is_nobodys
     everything_can_be_made_and_given_back_again_and_again
 }
@@ -233,6 +234,31 @@ fn memory_of_another_domain_is_refused(bed: &Bed) {
     let other = near.device.clone().domain().unwrap();
     let refused = here.post_send(other.region(4096).unwrap()).unwrap_err();
     assert!(matches!(*refused.error, VerbsError::Foreign { .. }), "{}", refused.error);
+}
+
+fn memory_of_another_domain_is_taken_once_it_is_admitted(bed: &Bed) {
+    let Pair { near_pair: mut here, far_pair: mut there, mut near, mut far } = bed.connect(Kind::Uc);
+    let other = near.device.clone().domain().unwrap();
+    let region = || other.clone().region(4096).unwrap().split(4096).unwrap().0;
+    let (mut sent, receive) = (region(), region());
+    fill(&mut sent, 5);
+    assert!(other.admit(&sent), "its own");
+    if !near.domain.admit(&sent) {
+        // The crate ibverbs registers no memory but its own.
+        here.post_send(sent).unwrap_err();
+        return;
+    }
+    assert!(near.domain.admit(&sent) && near.domain.admit(&receive));
+    // It is as good without the domain that it is of.
+    drop(other);
+    there.post_receive(far.slots(4096, 1).pop().unwrap()).unwrap();
+    here.post_send(sent).unwrap();
+    assert!(is_filled(&there.take(&far.wait(Direction::Received)).unwrap(), 5));
+    here.post_receive(receive).unwrap();
+    let mut back = far.slots(4096, 1).pop().unwrap();
+    fill(&mut back, 6);
+    there.post_send(back).unwrap();
+    assert!(is_filled(&here.take(&near.wait(Direction::Received)).unwrap(), 6));
 }
 
 fn a_completion_of_an_earlier_life_is_nobodys(bed: &Bed) {

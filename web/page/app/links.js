@@ -15,7 +15,8 @@ function cable(rdma) {
   const trips = rdma.rtt_us && rdma.tcp_rtt_us ? `4 KB there and back: ${micros(rdma.rtt_us.p50)} over RDMA, ${micros(rdma.tcp_rtt_us.p50)} over TCP` : "";
   const sent = `${plural(rdma.messages, "message", "messages")}, ${bytes(rdma.bytes)}, ${rdma.resent} sent again`;
   const turns = `to RDMA ${rdma.upgrades} ×, back ${rdma.falls} ×`;
-  return [devices && `RDMA: ${devices}${kind}`, trips, sent, turns].filter(Boolean).join("; ");
+  const led = rdma.flows ? `${plural(rdma.flows, "connection", "connections")} led on: ${rdma.posted_on} messages as they came, ${rdma.copied} copied` : "";
+  return [devices && `RDMA: ${devices}${kind}`, trips, sent, led, turns].filter(Boolean).join("; ");
 }
 
 function row() {

@@ -70,6 +70,12 @@ pub struct Cable {
     pub bytes: u64,
     /// Messages that were sent again because they were lost.
     pub resent: u64,
+    /// Connections between nodes without a link of their own that nodes between led over it.
+    pub flows: u64,
+    /// Messages of such that a node between sent on over another cable out of the memory that they came in.
+    pub posted_on: u64,
+    /// Those that it copied on.
+    pub copied: u64,
     /// How often the link went from TCP to RDMA.
     pub upgrades: u64,
     /// How often it went back.

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use shoal_transport::CableHandle;
 use shoal_transport::rdma::upgrade::RoundTrips;
+use shoal_transport::{CableHandle, Carried};
 use shoal_web::api::Timestamp;
 
 use super::policy::Standing;
@@ -22,10 +22,23 @@ pub(in crate::links) struct LinkCable {
     pub(super) device: Option<String>,
     pub(super) kind: Option<QueuePairKind>,
     pub(super) round_trips: Option<RoundTrips>,
-    /// Messages, bytes and repetitions of the cables before.
-    pub(super) before: (u64, u64, u64),
+    /// What the cables before have done.
+    pub(super) before: Counts,
     /// The counts that the record shows: those at the last message that carried something.
-    shown: (u64, u64, u64),
+    shown: Counts,
+}
+
+/// What this end's cables of a link have done.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// Messages sent, their bytes, and messages sent again.
+    pub(super) sent: u64,
+    pub(super) sent_bytes: u64,
+    pub(super) resent: u64,
+    /// See [`Carried`].
+    pub(super) flows: u64,
+    pub(super) posted_on: u64,
+    pub(super) copied: u64,
 }
 
 /// The cable that is there.
@@ -37,11 +50,20 @@ pub(super) struct Present {
 }
 
 impl LinkCable {
-    /// Messages sent, their bytes, and messages sent again, by this end.
-    pub(super) fn counts(&self) -> (u64, u64, u64) {
-        let stats = self.present.as_ref().map(|present| present.handle.stats()).unwrap_or_default();
-        let (sent, bytes, resent) = self.before;
-        (sent + stats.sent, bytes + stats.sent_bytes, resent + stats.resent)
+    /// What all of them have done, the present one too.
+    pub(super) fn counts(&self) -> Counts {
+        let present = self.present.as_ref().map(|present| &present.handle);
+        let stats = present.map(CableHandle::stats).unwrap_or_default();
+        let Carried { flows, posted_on, copied } = present.map(CableHandle::carried).unwrap_or_default();
+        let before = self.before;
+        Counts {
+            sent: before.sent + stats.sent,
+            sent_bytes: before.sent_bytes + stats.sent_bytes,
+            resent: before.resent + stats.resent,
+            flows: before.flows + flows,
+            posted_on: before.posted_on + posted_on,
+            copied: before.copied + copied,
+        }
     }
 
     pub(in crate::links) fn is_on_cable(&self) -> bool {
@@ -61,10 +83,10 @@ impl LinkCable {
     /// What the record says of it. What an idle cable sends to be sure of itself carries no bytes and is no news to anybody.
     pub(in crate::links) fn report(&mut self, link: u16, measured_over: bool) -> CableReport {
         let counts = self.counts();
-        if (counts.1, counts.2) != (self.shown.1, self.shown.2) {
+        if (Counts { sent: self.shown.sent, ..counts }) != self.shown {
             self.shown = counts;
         }
-        let (sent, sent_bytes, resent) = self.shown;
+        let Counts { sent, sent_bytes, resent, flows, posted_on, copied } = self.shown;
         let (state, why) = self.standing.state();
         let (upgrades, falls) = self.standing.counts();
         let clean = |c: char| if c.is_control() { ' ' } else { c };
@@ -82,6 +104,9 @@ impl LinkCable {
             sent,
             sent_bytes,
             resent,
+            flows,
+            posted_on,
+            copied,
             upgrades,
             falls,
         }

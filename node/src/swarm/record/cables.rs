@@ -58,6 +58,12 @@ pub struct CableReport {
     pub sent_bytes: u64,
     /// Messages that it sent once more.
     pub resent: u64,
+    /// Connections of channels over nodes between that went over them.
+    pub flows: u64,
+    /// Messages of such that this end sent on over another cable out of the memory that they came in.
+    pub posted_on: u64,
+    /// Those that it copied on.
+    pub copied: u64,
     /// How often the link went over to a cable.
     pub upgrades: u64,
     /// How often it went back.
@@ -90,8 +96,8 @@ impl CableReport {
         for us in self.tcp_us.into_iter().chain(self.rdma_us) {
             rate("cables", Some(us.0)).and_then(|()| rate("cables", Some(us.1)))?;
         }
-        [self.sent, self.sent_bytes, self.resent, self.upgrades, self.falls]
-            .into_iter()
-            .try_for_each(|count| amount("cables", count, MAX_AMOUNT))
+        let led_on = [self.flows, self.posted_on, self.copied];
+        let counts = [self.sent, self.sent_bytes, self.resent, self.upgrades, self.falls];
+        counts.into_iter().chain(led_on).try_for_each(|count| amount("cables", count, MAX_AMOUNT))
     }
 }

@@ -335,6 +335,21 @@ impl Chunk {
     /// Whether anything moved.
     fn pump(&mut self, source: &mut Stream, sink: &mut Stream) -> io::Result<bool> {
         let mut moved = 0;
+        // From cable to cable, as long as nothing waits that came before.
+        if self.wants_more()
+            && let (Stream::Cable(from), Stream::Cable(to)) = (&mut *source, &mut *sink)
+        {
+            while let passed @ 1.. = from.pass_on(to)? {
+                moved += passed;
+                if moved >= TURN_BYTES {
+                    from.ring();
+                    return Ok(true);
+                }
+            }
+            if !from.has_unread() && !from.is_whole() {
+                return Ok(moved > 0);
+            }
+        }
         while moved < TURN_BYTES {
             if self.wants_more() {
                 if self.bytes.is_empty() {

@@ -1,20 +1,20 @@
 //! Devices, domains, completion queues and queue pairs of the system's library.
 
-use std::any::Any;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::domain::NativeDomain;
 use super::queue::NativeQueue;
 use super::symbols::{EventSymbols, Loaded, Symbols, last_errno};
 use crate::rdma::error::{Refused, Verb, VerbsError};
 use crate::rdma::layout::*;
-use crate::rdma::memory::{Pages, Region, Slot};
+use crate::rdma::memory::Slot;
 use crate::rdma::posted::Posted;
 use crate::rdma::types::{
     Completion, Depth, Direction, Gid, Kind, Mtu, Path, Port, PortState, QueuePairState,
 };
-use crate::rdma::{CompletionQueue, Device, Domain, QueuePair};
+use crate::rdma::{Device, Domain, QueuePair};
 
 /// The port that is used: Apple's devices have one.
 pub(in crate::rdma) const PORT: u8 = 1;
@@ -39,7 +39,7 @@ const KINDS: &str = "SHOAL_RDMA_KINDS";
 
 /// What a device may do with registered memory. Apple's refuse local access alone; elsewhere there is no more than is needed, and
 /// no remote key ever leaves this process.
-const ACCESS: i32 = if cfg!(target_os = "macos") {
+pub(super) const ACCESS: i32 = if cfg!(target_os = "macos") {
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE
 } else {
     IBV_ACCESS_LOCAL_WRITE
@@ -172,64 +172,9 @@ impl Device for NativeDevice {
     fn domain(self: Arc<Self>) -> Result<Arc<dyn Domain>, VerbsError> {
         // SAFETY: an open context.
         match NonNull::new(unsafe { (self.symbols.alloc_pd)(self.context.as_ptr()) }) {
-            Some(pd) => Ok(Arc::new(NativeDomain { device: self, pd })),
+            Some(pd) => Ok(Arc::new(NativeDomain::new(self, pd))),
             None => Err(self.failed(Verb::AllocPd, last_errno())),
         }
-    }
-}
-
-pub(super) struct NativeDomain {
-    pub(super) device: Arc<NativeDevice>,
-    pub(super) pd: NonNull<ibv_pd>,
-}
-
-// SAFETY: see NativeDevice.
-unsafe impl Send for NativeDomain {}
-// SAFETY: see NativeDevice.
-unsafe impl Sync for NativeDomain {}
-
-impl Drop for NativeDomain {
-    fn drop(&mut self) {
-        // SAFETY: allocated once; regions and queue pairs of it hold it, so none is left.
-        unsafe { (self.device.symbols.dealloc_pd)(self.pd.as_ptr()) };
-    }
-}
-
-/// A registered region; its pages belong to [`Region`], which drops this first.
-struct Registration {
-    domain: Arc<NativeDomain>,
-    mr: NonNull<ibv_mr>,
-}
-
-// SAFETY: see NativeDevice.
-unsafe impl Send for Registration {}
-// SAFETY: see NativeDevice.
-unsafe impl Sync for Registration {}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        // SAFETY: registered once; no slot of it is posted, since posted slots hold the region.
-        unsafe { (self.domain.device.symbols.dereg_mr)(self.mr.as_ptr()) };
-    }
-}
-
-impl Domain for NativeDomain {
-    fn region(self: Arc<Self>, bytes: usize) -> Result<Slot, VerbsError> {
-        let device = &self.device;
-        let pages = Pages::new(bytes).ok_or_else(|| device.failed(Verb::RegMr, libc::ENOMEM))?;
-        let first = pages.first().as_ptr().cast();
-        // SAFETY: whole pages that stay where they are until the registration has been dropped.
-        let mr = unsafe { (device.symbols.reg_mr)(self.pd.as_ptr(), first, pages.len(), ACCESS) };
-        let Some(mr) = NonNull::new(mr) else {
-            return Err(device.failed(Verb::RegMr, last_errno()));
-        };
-        // SAFETY: the library's structure, valid until it is deregistered.
-        let key = unsafe { mr.as_ref() }.lkey;
-        Ok(Region::whole(pages, key, Box::new(Registration { domain: self, mr })))
-    }
-
-    fn completion_queue(self: Arc<Self>, depth: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
-        Ok(Arc::new(NativeQueue::new(self, depth)?))
     }
 }
 
@@ -348,18 +293,18 @@ impl NativePair {
             Direction::Sent => Verb::PostSend,
             Direction::Received => Verb::PostReceive,
         };
-        if !self.is_ours(&slot) {
-            return Err(Refused::new(slot, VerbsError::Foreign { verb }));
-        }
         let work = match self.posted.number(direction, self.state, &slot) {
             Ok(work) => work,
             Err(error) => return Err(Refused::new(slot, error)),
+        };
+        let Some(lkey) = self.queue.domain.key_of(&slot) else {
+            return Err(Refused::new(slot, VerbsError::Foreign { verb }));
         };
         let bytes = if direction == Direction::Sent { slot.filled() } else { slot.len() };
         let Ok(length) = u32::try_from(bytes) else {
             return Err(Refused::new(slot, self.device().failed(verb, libc::EMSGSIZE)));
         };
-        let mut piece = ibv_sge { addr: slot.address().as_ptr() as u64, length, lkey: slot.region().key };
+        let mut piece = ibv_sge { addr: slot.address().as_ptr() as u64, length, lkey };
         // SAFETY: an open context's table does not change.
         let operations = unsafe { &self.device().context.as_ref().ops };
         match errno_of(post(self.qp.as_ptr(), operations, work, &mut piece)) {
@@ -369,13 +314,6 @@ impl NativePair {
             }
             errno => Err(Refused::new(slot, self.device().failed(verb, errno))),
         }
-    }
-
-    fn is_ours(&self, slot: &Slot) -> bool {
-        let registration: &dyn Any = &*slot.region().registration;
-        registration
-            .downcast_ref::<Registration>()
-            .is_some_and(|registration| Arc::ptr_eq(&registration.domain, &self.queue.domain))
     }
 }
 

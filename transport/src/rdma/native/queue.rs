@@ -6,7 +6,8 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::device::{NativeDevice, NativeDomain, NativePair, POLLED};
+use super::device::{NativeDevice, NativePair, POLLED};
+use super::domain::NativeDomain;
 use super::symbols::{EventSymbols, last_errno};
 use crate::rdma::error::{Verb, VerbsError};
 use crate::rdma::layout::{ibv_comp_channel, ibv_cq, ibv_wc};
