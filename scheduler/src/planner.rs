@@ -31,10 +31,10 @@ pub fn plan(state: &State, topology: &Topology, costs: &dyn LinkCosts) -> Vec<Co
         |running: &[Placement], id: &InstanceId| running.iter().any(|placement| placement.instance == *id);
     let mut waiting: Vec<&Desired> = state.wanted().filter(|desired| !runs(&running, &desired.id)).collect();
     waiting.sort_by_key(|desired| (desired.created_unix_ms, &desired.id));
-    let mut placed = 0;
+    let (mut placed, open) = (0, topology.for_new());
     for desired in waiting {
         let others: Vec<&Placement> = running.iter().collect();
-        match place(topology, costs, &others, &desired.request()) {
+        match place(&open, costs, &others, &desired.request()) {
             Ok(found) => {
                 let placement = found.under(desired.id.clone(), state.next_epoch(placed));
                 placed += 1;
@@ -190,6 +190,24 @@ mod tests {
         assert_eq!(swarm.nodes_of(&one), ["c"]);
         assert_eq!(swarm.state.placements[&one].epoch.n, 3);
         assert_eq!(swarm.state.placements[&two], before);
+    }
+
+    #[test]
+    fn a_node_that_takes_nothing_new_keeps_what_it_has() {
+        let mut swarm = Swarm::of(&[("a", 100), ("b", 100)]);
+        let one = swarm.want(1, 1);
+        swarm.settle();
+        assert_eq!(swarm.nodes_of(&one), ["a"]);
+        swarm.topology.closed.insert(id("a"));
+        assert_eq!(swarm.settle(), Vec::new());
+        let (two, three) = (swarm.want(2, 2), swarm.want(3, 3));
+        swarm.settle();
+        assert_eq!((swarm.nodes_of(&one), swarm.nodes_of(&two)), (vec!["a"], vec!["b"]));
+        assert_eq!(swarm.state.unplaced[&three].code, NoPlacementCode::Memory);
+        swarm.topology.closed.clear();
+        swarm.set("a", |node| node.offered_bytes = 200);
+        swarm.settle();
+        assert_eq!(swarm.nodes_of(&three), ["a"]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What the scheduler knows of the machines when it places: made from the nodes' records by whoever calls.
 //! `routes` are the ways between nodes that have no address for each other.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,8 @@ pub struct Topology {
     pub nodes: Vec<NodeOffer>,
     /// The links between them. Their order never matters to a decision.
     pub links: Vec<Link>,
+    /// Those that take nothing new, and keep what they have.
+    pub closed: BTreeSet<NodeId>,
 }
 
 /// What a link runs over.
@@ -120,6 +123,18 @@ impl Topology {
             let rtt = link.rtt_ns.map(|(p50, _)| std::time::Duration::from_nanos(p50));
             (link.a.clone(), link.b.clone(), round_trip_class(rtt))
         }))
+    }
+
+    /// As it is for what is to be placed: those that take nothing new offer nothing, and no larger offer of theirs would help.
+    pub fn for_new(&self) -> Cow<'_, Topology> {
+        let mut topology = Cow::Borrowed(self);
+        if !self.closed.is_empty() {
+            let nodes = &mut topology.to_mut().nodes;
+            for node in nodes.iter_mut().filter(|node| self.closed.contains(&node.id)) {
+                (node.offered_bytes, node.memory_bytes) = (0, Some(0));
+            }
+        }
+        topology
     }
 
     /// The node of this id.

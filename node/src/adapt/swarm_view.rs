@@ -154,6 +154,7 @@ impl LiveView {
         let view = self.directory.view();
         let others: Vec<&Placement> = view.state.placements.values().collect();
         let topology = topology(&view, &self.directory.table());
+        let topology = topology.for_new();
         preview(&topology, &KnownLinks::of(&topology), &others, request)
     }
 

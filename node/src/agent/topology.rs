@@ -27,17 +27,25 @@ pub fn topology(view: &View, table: &Table) -> Topology {
             name: body.map_or_else(|| member.name.clone(), |body| body.name.clone()),
             // Without its record nothing can be placed on it, however alive it is.
             alive: is_there(table, id) && body.is_some(),
-            // One that cannot write what it is told would never begin.
-            offered_bytes: body
-                .filter(|body| body.trouble.is_none())
-                .map_or(0, |body| body.memory.offered_bytes),
-            // Nor would it with a larger offer.
-            memory_bytes: body.map(|body| if body.trouble.is_none() { body.memory.total_bytes } else { 0 }),
+            offered_bytes: body.map_or(0, |body| body.memory.offered_bytes),
+            memory_bytes: body.map(|body| body.memory.total_bytes),
             reach: reach.get(id).cloned().unwrap_or_default(),
             speed: body.and_then(speed),
         }
     };
-    Topology { nodes: view.state.members.iter().map(offer).collect(), links: links(view, table) }
+    // One that cannot write what it is told would never begin; what it runs needs no disk.
+    let troubled = |id: &&NodeId| {
+        table
+            .nodes
+            .get(*id)
+            .and_then(|entry| entry.record.as_ref())
+            .is_some_and(|record| record.body.trouble.is_some())
+    };
+    Topology {
+        nodes: view.state.members.iter().map(offer).collect(),
+        links: links(view, table),
+        closed: view.state.members.keys().filter(troubled).cloned().collect(),
+    }
 }
 
 /// The links between members, as the end of the smaller id tells of them: it is the one that measures.
