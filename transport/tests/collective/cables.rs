@@ -66,9 +66,8 @@ fn sums(ranks: &mut Ranks, what: &str) -> bool {
         for (call, len) in LENS.into_iter().enumerate() {
             let rank = group.rank();
             match group.room(len) {
-                Ok(room) => room.copy_from_slice(&brought(rank, call, len)),
                 Err(CollectiveError::NoSchedule) => continue,
-                Err(error) => panic!("{error}"),
+                room => room.unwrap().copy_from_slice(&brought(rank, call, len)),
             }
             let mut out = vec![f32::NAN; len];
             group.all_reduce(&mut out).unwrap();
