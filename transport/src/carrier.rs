@@ -4,6 +4,7 @@
 //! protects them, and may break at any byte; it knows nothing of windows, acknowledgements or replay, which belong to
 //! the channel and outlive it.
 
+pub(crate) mod anchor;
 pub(crate) mod deframer;
 pub(crate) mod lent;
 pub(crate) mod queue;

@@ -118,8 +118,8 @@ pub(crate) struct State {
     pub(crate) avoids_cable: Option<u16>,
     /// A direct connection's other end does not take plain frames.
     pub(crate) always_sealed: bool,
-    /// The instant that was named last. Frames are committed and released by it: reading the clock takes longer than the rest, and
-    /// nothing that they lead to needs it to the millisecond.
+    /// The instant that was named last. Frames are committed and released by it, without a look at the clock: nothing that they
+    /// lead to needs it to the millisecond.
     latest: Instant,
     send: SendWindow,
     receive: ReceiveWindow,

@@ -5,13 +5,14 @@
 
 mod coming;
 
-use std::io::{ErrorKind, Read};
-use std::net::{Shutdown, TcpStream};
+use std::io::ErrorKind;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use self::coming::Coming;
+use super::anchor::{Anchor, GRACE};
 use super::lent::Lent;
 use super::{Carrier, CarrierError, Readiness, Sent};
 use crate::endpoint::SharedCable;
@@ -20,13 +21,6 @@ use crate::keys::Protection;
 use crate::rdma::cable::{Cable, Loan, Piece, Wake};
 use crate::wait::Bell;
 use crate::window::WindowError;
-
-/// How often the connection is looked at while nothing comes.
-const LOOK_AT_ANCHOR: Duration = Duration::from_millis(1);
-/// The same while nobody polls.
-const LOOK_ASLEEP: Duration = Duration::from_millis(20);
-/// How long what was sent before the end of the connection may take to come.
-const GRACE: Duration = Duration::from_millis(100);
 
 /// Rings for whoever sleeps on a channel.
 pub(crate) struct Ringer {
@@ -68,69 +62,48 @@ pub(crate) struct QueueCarrier {
     cable: Arc<SharedCable>,
     channel: u16,
     ringer: Arc<Ringer>,
-    anchor: Option<TcpStream>,
+    anchor: Anchor,
     /// The frame that did not find room as a whole: its header, payload, and how much of that is sent.
     outgoing: Vec<u8>,
     outgoing_header: [u8; HEADER_BYTES],
     sent: usize,
     coming: Coming,
-    looked: Instant,
-    /// Since when the other side says no more.
-    ended: Option<Instant>,
 }
 
 impl QueueCarrier {
     /// Takes the channel's number on the cable, so that nothing is lost of what the other side sends once it agrees. `None` where
     /// another channel has that number, the cable is broken, or there are no descriptors.
     pub(crate) fn attach(cable: &Arc<SharedCable>, channel: u16, frame_bytes: u32) -> Option<QueueCarrier> {
-        let ringer = Arc::new(Ringer::new().ok()?);
-        {
-            let mut cable = cable.lock();
-            if cable.check().is_err() || !cable.attach(channel, Some(ringer.clone())) {
-                return None;
-            }
-        }
+        let ringer = cable.attach(channel)?;
         Some(QueueCarrier {
             cable: cable.clone(),
             channel,
             ringer,
-            anchor: None,
+            anchor: Anchor::to_come(),
             outgoing: Vec::with_capacity(frame_bytes as usize),
             outgoing_header: [0; HEADER_BYTES],
             sent: 0,
             coming: Coming::from(0, frame_bytes),
-            looked: Instant::now(),
-            ended: None,
         })
     }
 
     /// Both sides agree, on `anchor`; the first byte that this side lacks is `expected`.
     pub(crate) fn agreed(mut self, anchor: TcpStream, expected: u64) -> QueueCarrier {
-        self.anchor = Some(anchor);
+        self.anchor.set(anchor);
         self.coming = Coming::from(expected, self.coming.frame_bytes());
         self
     }
 
     /// Whether the other side is there, looked at now and then.
     fn look_at_anchor(&mut self, now: Instant) -> Result<(), CarrierError> {
-        if let Some(since) = self.ended {
-            self.looked = now;
-            return if now < since + GRACE { Ok(()) } else { Err(CarrierError::Ended) };
+        self.anchor.look(now).map_err(|error| match error.kind() {
+            ErrorKind::InvalidData => CarrierError::Window(WindowError::Overrun),
+            _ => CarrierError::Io(error),
+        })?;
+        if self.anchor.hung_up().is_some_and(|since| now >= since + GRACE) {
+            return Err(CarrierError::Ended);
         }
-        if now < self.looked + LOOK_AT_ANCHOR {
-            return Ok(());
-        }
-        self.looked = now;
-        let Some(mut anchor) = self.anchor.as_ref() else { return Ok(()) };
-        match anchor.read(&mut [0]) {
-            Ok(0) => {
-                self.ended = Some(now);
-                Ok(())
-            }
-            Ok(_) => Err(CarrierError::Window(WindowError::Overrun)),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(()),
-            Err(error) => Err(CarrierError::Io(error)),
-        }
+        Ok(())
     }
 
     /// The next whole frame, in `room` or, if it may, where it came.
@@ -257,10 +230,7 @@ impl Carrier for QueueCarrier {
     }
 
     fn say_no_more(&mut self) {
-        if let Some(anchor) = &self.anchor {
-            // An error means that the other side is gone, as the next look will say.
-            let _ = anchor.shutdown(Shutdown::Write);
-        }
+        self.anchor.say_no_more();
     }
 
     fn readiness(&self) -> Readiness {
@@ -280,7 +250,7 @@ impl Carrier for QueueCarrier {
     }
 
     fn look_by(&self) -> Option<Instant> {
-        Some(self.looked + LOOK_ASLEEP)
+        Some(self.anchor.look_by())
     }
 
     fn protection(&self) -> Protection {

@@ -77,6 +77,14 @@ impl SharedCable {
         self.hops.as_ref()
     }
 
+    /// Takes the number of a share, so that nothing is lost of what the other side sends once it agrees; what rings for it. `None`
+    /// where another has that number, the cable is broken, or there are no descriptors.
+    pub(crate) fn attach(&self, channel: u16) -> Option<Arc<Ringer>> {
+        let ringer = Arc::new(Ringer::new().ok()?);
+        let mut cable = self.lock();
+        (cable.check().is_ok() && cable.attach(channel, Some(ringer.clone()))).then_some(ringer)
+    }
+
     /// Has `ringer` ring for what comes from now on, whoever polls: somebody is about to sleep.
     pub(crate) fn watch(&self, ringer: &Ringer) {
         // What that broke is found by the next look.

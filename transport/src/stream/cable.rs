@@ -23,8 +23,9 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use crate::carrier::anchor::{Anchor, GRACE};
 use crate::carrier::queue::Ringer;
 use crate::endpoint::SharedCable;
 use crate::frame::{u32_at, u64_at};
@@ -34,12 +35,6 @@ use crate::rdma::cable::{Arrival, Cable, CableError, Piece, Wake};
 pub(crate) const WINDOW_BYTES: usize = 128 << 10;
 /// Longest piece: a forwarder's chunk, and two of them are a window.
 const PIECE_BYTES: usize = 64 << 10;
-/// How often the connection is looked at while somebody reads or writes.
-const LOOK_AT_ANCHOR: Duration = Duration::from_millis(1);
-/// The same while nobody does.
-const LOOK_ASLEEP: Duration = Duration::from_millis(20);
-/// How long what was sent before the end of the connection may take to come.
-const GRACE: Duration = Duration::from_millis(100);
 
 const HEADER_BYTES: usize = 32;
 
@@ -115,10 +110,7 @@ pub(crate) struct CableStream {
     count: u32,
     ringer: Arc<Ringer>,
     /// `None` until both sides agree.
-    anchor: Option<TcpStream>,
-    looked: Instant,
-    /// Since when the anchor is at its end.
-    hung_up: Option<Instant>,
+    anchor: Anchor,
     /// Came and was not read.
     unread: VecDeque<u8>,
     /// Place of the first byte that has not come, and up to where the other side was told that it may send.
@@ -139,21 +131,13 @@ impl CableStream {
     /// Takes a number on the cable, so that nothing is lost of what the other side sends once it agrees. `None` where it is
     /// taken, the cable is broken, or there are no descriptors.
     pub(crate) fn attach(cable: &Arc<SharedCable>, channel: u16, count: u32) -> Option<CableStream> {
-        let ringer = Arc::new(Ringer::new().ok()?);
-        {
-            let mut cable = cable.lock();
-            if cable.check().is_err() || !cable.attach(channel, Some(ringer.clone())) {
-                return None;
-            }
-        }
+        let ringer = cable.attach(channel)?;
         Some(CableStream {
             cable: cable.clone(),
             channel,
             count,
             ringer,
-            anchor: None,
-            looked: Instant::now(),
-            hung_up: None,
+            anchor: Anchor::to_come(),
             unread: VecDeque::new(),
             next: 0,
             allowed: WINDOW_BYTES as u64,
@@ -168,7 +152,7 @@ impl CableStream {
 
     /// Both sides agree, on `anchor`, which does not block.
     pub(crate) fn agreed(mut self, anchor: TcpStream) -> CableStream {
-        self.anchor = Some(anchor);
+        self.anchor.set(anchor);
         self
     }
 
@@ -202,17 +186,17 @@ impl CableStream {
 
     /// The connection, while it is worth watching: it is readable when the other side is gone.
     pub(crate) fn watched_anchor(&self) -> Option<BorrowedFd<'_>> {
-        self.anchor.as_ref().filter(|_| self.hung_up.is_none()).map(AsFd::as_fd)
+        self.anchor.watched()
     }
 
     /// When it wants to be read although nothing rings.
     pub(crate) fn look_by(&self) -> Instant {
-        self.grace_over().unwrap_or(self.looked + LOOK_ASLEEP)
+        self.grace_over().unwrap_or(self.anchor.look_by())
     }
 
     /// When what was sent before the end of the connection has to have come, if something is lacking.
     pub(crate) fn grace_over(&self) -> Option<Instant> {
-        self.hung_up.filter(|_| self.theirs == Theirs::Open).map(|since| since + GRACE)
+        self.anchor.hung_up().filter(|_| self.theirs == Theirs::Open).map(|since| since + GRACE)
     }
 
     pub(crate) fn owes_end(&self) -> bool {
@@ -359,28 +343,11 @@ impl CableStream {
 
     /// Whether the other side is there, looked at now and then.
     fn look_at_anchor(&mut self, now: Instant) -> io::Result<()> {
-        if self.hung_up.is_some() {
-            self.looked = now;
-            // Whoever has said all may hang up.
-            return if self.grace_over().is_none_or(|over| now < over) {
-                Ok(())
-            } else {
-                Err(ErrorKind::ConnectionReset.into())
-            };
-        }
-        if now < self.looked + LOOK_AT_ANCHOR {
-            return Ok(());
-        }
-        self.looked = now;
-        let Some(mut anchor) = self.anchor.as_ref() else { return Ok(()) };
-        match anchor.read(&mut [0]) {
-            Ok(0) => {
-                self.hung_up = Some(now);
-                Ok(())
-            }
-            Ok(_) => Err(nonsense("bytes beside the cable")),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(()),
-            Err(error) => Err(error),
+        self.anchor.look(now)?;
+        // Whoever has said all may hang up.
+        match self.grace_over() {
+            Some(over) if now >= over => Err(ErrorKind::ConnectionReset.into()),
+            _ => Ok(()),
         }
     }
 
@@ -429,7 +396,7 @@ impl Read for CableStream {
 
 impl Write for CableStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.ours != Ours::Open || (self.hung_up.is_some() && self.theirs == Theirs::Ended) {
+        if self.ours != Ours::Open || (self.anchor.hung_up().is_some() && self.theirs == Theirs::Ended) {
             return Err(ErrorKind::BrokenPipe.into());
         }
         let mut count = self.send(bytes)?;
