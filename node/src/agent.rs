@@ -48,6 +48,7 @@ use crate::worker::Worker;
 
 mod facts;
 mod lead;
+mod rates;
 mod report;
 pub mod topology;
 
@@ -146,7 +147,7 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
             .map_err(|error| starting(error, "the scheduler's state"))?;
     }
     let store = RaftStore::open(&state).map_err(|error| state_failure(&state, &error))?;
-    let endpoint = bind_data(&options.data_listen)?;
+    let endpoint = bind_data(&options.data_listen, options.shared_memory)?;
     let listener = bind_http(&options.http).await?;
     let http = listener.local_addr()?;
 
@@ -447,8 +448,9 @@ async fn start_swarm(
     Swarm::start(config, gate, services).await.context("starting the swarm")
 }
 
-fn bind_data(listen: &Listen<SocketAddr>) -> Result<Endpoint, Failure> {
-    Endpoint::bind(listen.addr).map_err(|error| {
+fn bind_data(listen: &Listen<SocketAddr>, shared_memory: bool) -> Result<Endpoint, Failure> {
+    let options = shoal_transport::Options { shared_memory, ..Default::default() };
+    Endpoint::bind_with(listen.addr, options).map_err(|error| {
         Failure::new(
             Exit::InUse,
             "port_in_use",

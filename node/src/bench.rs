@@ -78,6 +78,8 @@ pub struct Options {
     pub parallel: Option<String>,
     /// How to cut its layers.
     pub cut: Cut,
+    /// Whether tensors go through memory that the nodes share, instead of over TCP.
+    pub shared_memory: bool,
     /// How often.
     pub runs: u32,
     /// The user's model store.
@@ -112,8 +114,13 @@ pub async fn run(options: Options, signals: &Signals) -> Result<Option<Report>, 
     progress.label("measuring this machine's memory");
     let memory = tokio::task::spawn_blocking(move || floor::memory_read(threads)).await;
     let memory = memory.unwrap_or(None);
-    let mut swarm =
-        LocalSwarm::new(Spec { purpose: "bench", offers: vec![offer; options.nodes], threads, model_dir })?;
+    let mut swarm = LocalSwarm::new(Spec {
+        purpose: "bench",
+        offers: vec![offer; options.nodes],
+        threads,
+        shared_memory: options.shared_memory,
+        model_dir,
+    })?;
     let work = Work { options: &options, model: &blob.model, prompts: &prompts, context };
     let measured = tokio::select! {
         measured = work.measure(&mut swarm, &mut progress) => Some(measured),

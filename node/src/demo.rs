@@ -81,6 +81,7 @@ pub async fn run(options: Options, signals: &Signals) -> Result<Option<Exit>, Fa
         purpose: "demo",
         threads: (cores / offers.len().max(1)).max(1),
         offers,
+        shared_memory: true,
         model_dir: options.model_dir.clone(),
     })?;
     let closed = show.closed();

@@ -162,6 +162,7 @@ impl Links {
             since_ms: link.since.unix_ms(),
             rtt_us: link.shown().map(|measured| (measured.p50_us, measured.p99_us)),
             bytes_per_s: link.shown().and_then(|measured| measured.bytes_per_s),
+            through_memory: link.shown().is_some_and(|measured| measured.through_memory),
         };
         (links.into_iter().map(report).collect(), cables)
     }

@@ -34,6 +34,8 @@ pub struct Spec {
     pub offers: Vec<u64>,
     /// Threads of each node.
     pub threads: usize,
+    /// Whether tensors go through memory that they share.
+    pub shared_memory: bool,
     /// The model store they share.
     pub model_dir: PathBuf,
 }
@@ -134,6 +136,9 @@ impl LocalSwarm {
             "127.0.0.1:0",
         ]);
         args.extend(["--offer", &offered, "--threads", &threads]);
+        if !self.spec.shared_memory {
+            args.push("--no-shared-memory");
+        }
         for peer in peers {
             args.extend(["--peer", peer]);
         }
@@ -270,7 +275,13 @@ mod tests {
 
     #[tokio::test]
     async fn the_folder_goes_with_the_swarm() {
-        let spec = Spec { purpose: "test", offers: Vec::new(), threads: 1, model_dir: PathBuf::new() };
+        let spec = Spec {
+            purpose: "test",
+            offers: Vec::new(),
+            threads: 1,
+            shared_memory: true,
+            model_dir: PathBuf::new(),
+        };
         let mut swarm = LocalSwarm::new(spec).unwrap();
         assert_eq!(swarm.name().len(), "test-".len() + 8);
         swarm.start(|_| ()).await.unwrap();

@@ -80,6 +80,8 @@ pub struct UpOptions {
     pub device: Device,
     /// Interfaces allowed for data besides those that are by default.
     pub interfaces: Vec<InterfaceRule>,
+    /// Whether tensors go through memory that is shared with other agents of this machine and user.
+    pub shared_memory: bool,
     /// Whether RDMA may be used.
     pub rdma: RdmaMode,
     /// Whether it may also be used where others could listen: what goes over RDMA is not encrypted.
@@ -192,6 +194,10 @@ pub struct UpArgs {
     #[arg(long, env = "SHOAL_INTERFACE", value_name = "NAME[=KIND]", value_delimiter = ',')]
     #[serde(deserialize_with = "values::many")]
     pub interface: Vec<InterfaceRule>,
+    /// Go over TCP also between agents of this machine, instead of through memory that they share
+    #[arg(long, env = "SHOAL_NO_SHARED_MEMORY", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new())]
+    pub no_shared_memory: Option<bool>,
     /// Whether tensors may travel by RDMA: auto (by a real device, where it is faster than TCP), always (by any, however slow),
     /// or never (no device is opened) [default: auto]
     #[arg(long, env = "SHOAL_RDMA", value_name = "MODE")]
@@ -274,6 +280,7 @@ impl UpArgs {
             device,
             threads: self.threads.or(file.threads).map_or_else(default_threads, |n| usize::from(n.get())),
             interfaces: pick(self.interface, file.interface),
+            shared_memory: !self.no_shared_memory.or(file.no_shared_memory).unwrap_or(false),
             rdma: self.rdma.or(file.rdma).unwrap_or(RdmaMode::Auto),
             rdma_plain: self.rdma_plain.or(file.rdma_plain).unwrap_or(false),
             log: file.log,

@@ -17,10 +17,14 @@ fn bench(args: &str) -> Result<Value> {
 }
 
 #[test]
-fn a_link_is_measured_plain_and_sealed() -> Result<()> {
-    for (args, sealed) in [("link --bytes 2304", false), ("link --bytes 300kB --tcp --sealed", true)] {
+fn a_link_is_measured_plain_and_sealed_and_through_memory() -> Result<()> {
+    for (args, carrier, sealed) in [
+        ("link --bytes 2304", "tcp", false),
+        ("link --bytes 300kB --tcp --sealed", "tcp", true),
+        ("link --bytes 300kB --shared-memory", "shared_memory", false),
+    ] {
         let said = bench(args)?;
-        ensure!(said["bench"] == "link" && said["carrier"] == "tcp" && said["ranks"] == 2, "{said}");
+        ensure!(said["bench"] == "link" && said["carrier"] == carrier && said["ranks"] == 2, "{said}");
         ensure!(said["seal_us"].is_number() == sealed && said["schedule"].is_null(), "{said}");
     }
     Ok(())
@@ -35,6 +39,7 @@ fn every_schedule_sends_what_it_says() -> Result<()> {
         ("allreduce --ranks 4 --bytes 2304 --sealed", 7),
         ("allreduce --ranks 4 --bytes 2304 --ring", 3),
         ("allreduce --ranks 3 --bytes 1MB", 8),
+        ("allreduce --ranks 2 --bytes 10240 --shared-memory", 6),
     ] {
         let said = bench(args)?;
         let alternatives = said["alternatives"].as_array().context("no alternatives")?;
@@ -56,6 +61,7 @@ fn what_cannot_be_measured_is_a_usage_error() -> Result<()> {
         "link --bytes 0",
         "allreduce --bytes 1GB",
         "link --rdma --sealed",
+        "link --rdma --shared-memory",
         "allreduce --rdma --ranks 3",
     ] {
         let output = shoal(None).arg("bench").args(args.split(' ')).output()?;

@@ -13,6 +13,9 @@ use shoal_tests::wait::within;
 /// How long until the answers of an instance that lost a rank have ended.
 const END_PROMISE: Duration = Duration::from_secs(3);
 
+/// How long until what carries links is known after agents have settled.
+const LINK_PROMISE: Duration = Duration::from_secs(10);
+
 /// Enough to see a difference, few enough for six processes on two cores.
 const ASKED: &[&str] = PROMPTS.split_at(4).0;
 
@@ -32,7 +35,12 @@ fn alike(these: &[Trace], those: &[Trace]) -> Vec<usize> {
 
 #[test]
 fn a_split_has_the_same_bits_in_any_number_of_stages_alone_and_in_a_batch() -> Result<()> {
-    let swarm = Swarm::start(Bed::new("tensor-bits")?, &["400MB"; 6], |_, _| ())?;
+    // Half of them go over TCP also within this machine: bits do not depend on that either.
+    let swarm = Swarm::start(Bed::new("tensor-bits")?, &["400MB"; 6], |index, spec| {
+        if index % 2 == 1 {
+            spec.add("--no-shared-memory", None);
+        }
+    })?;
     let asked = swarm.agent(5)?;
     let one = serve(asked, "pipeline=1")?;
     let reference = ask_some(asked, &one, ASKED, 1)?;
@@ -65,6 +73,30 @@ fn a_split_has_the_same_bits_in_any_number_of_stages_alone_and_in_a_batch() -> R
             asked.stop_instance(&id)?;
         }
     }
+    Ok(())
+}
+
+/// Two agents of one machine share memory where both want that, and status says so.
+#[test]
+fn a_link_within_a_machine_goes_through_memory_unless_an_end_does_not_want_that() -> Result<()> {
+    let swarm = Swarm::start(Bed::new("tensor-memory")?, &["400MB"; 3], |index, spec| {
+        if index == 2 {
+            spec.add("--no-shared-memory", None);
+        }
+    })?;
+    let asked = swarm.agent(0)?;
+    let other = swarm.agent(2)?.node();
+    within("all links are measured", LINK_PROMISE, || {
+        let status = asked.status()?;
+        let links = list(&status["links"]);
+        ensure!(links.len() == 3, "{links:?}");
+        for link in links {
+            let over = if link["a"] == other || link["b"] == other { "tcp" } else { "shared_memory" };
+            ensure!(link["measured_over"] == over && link["state"] == "tcp", "{link}");
+            ensure!(link["reason"].is_string() == (over == "shared_memory"), "{link}");
+        }
+        Ok(())
+    })?;
     Ok(())
 }
 

@@ -127,4 +127,9 @@ pub(crate) trait Carrier: Send {
     fn is_over_cable(&self) -> bool {
         false
     }
+
+    /// Whether frames go through memory that both sides map.
+    fn is_through_memory(&self) -> bool {
+        false
+    }
 }

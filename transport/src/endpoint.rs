@@ -87,6 +87,9 @@ pub struct Options {
     pub always_seal: bool,
     /// Take ChaCha20-Poly1305 although the processor has AES instructions.
     pub without_aes: bool,
+    /// Have frames go through memory that both map, where the other endpoint is another process of this user on this machine and wants
+    /// that too. Not by default: a node asks for it.
+    pub shared_memory: bool,
     /// How long a thread looks for something again and again before it sleeps, at most.
     pub look_for: Duration,
     /// What goes wrong with the next connections, in tests.
@@ -100,6 +103,7 @@ impl Default for Options {
             heal_deadline: HEAL_DEADLINE,
             always_seal: false,
             without_aes: false,
+            shared_memory: false,
             look_for: LONGEST,
             faults: Faults::default(),
         }

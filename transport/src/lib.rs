@@ -50,8 +50,8 @@
 //!
 //! # Carriers
 //!
-//! What moves the frames is a carrier; here a TCP connection, to the other side itself or over nodes between ([`Ways`]),
-//! later also a queue pair. It lives for one
+//! What moves the frames is a carrier: a TCP connection, to the other side itself or over nodes between ([`Ways`]), memory that two
+//! processes of one machine share ([`Options::shared_memory`]), or a share of a cable of queue pairs. It lives for one
 //! *incarnation*; the channel outlives it. When it breaks, the side that dialled first dials again with a higher
 //! incarnation, each says the first byte it lacks, the rest is sent again, and what came twice is dropped by its place in
 //! the stream. A newer incarnation always wins over an older one that one side still believes in. If none comes within

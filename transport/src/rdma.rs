@@ -21,6 +21,8 @@
 //! library once more, called by the crate of that name. `tests/verbs` holds all to the same suite. [`system`] chooses between
 //! the two ways to the system's library.
 //!
+//! Beside all that: memory which two processes of one machine map, with no device at all, for [`crate::Options::shared_memory`].
+//!
 //! What has never run: librdma. The layouts are compared with the headers of Linux; that Apple's are the same is what
 //! published programs declare.
 
@@ -35,6 +37,8 @@ mod memory;
 #[expect(unsafe_code, reason = "the system's library is C")]
 pub mod native;
 mod posted;
+#[expect(unsafe_code, reason = "memory that another process writes to")]
+pub(crate) mod shared_memory;
 pub mod software;
 pub mod station;
 mod system;

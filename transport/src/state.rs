@@ -92,6 +92,8 @@ pub struct ChannelStats {
     pub live: bool,
     /// Whether its frames go over a cable; on a way over nodes between, to the first of these or, at the other end, from the last.
     pub over_cable: bool,
+    /// Whether its frames go through memory that both sides map, being processes of one machine.
+    pub through_memory: bool,
 }
 
 /// See the module's text.
@@ -116,6 +118,8 @@ pub(crate) struct State {
     installed: Instant,
     /// The number of a cable that the other side does not have, or not for this channel.
     pub(crate) avoids_cable: Option<u16>,
+    /// The other side does not know of memory to share.
+    pub(crate) avoids_memory: bool,
     /// A direct connection's other end does not take plain frames.
     pub(crate) always_sealed: bool,
     /// The instant that was named last. Frames are committed and released by it, without a look at the clock: nothing that they
@@ -165,6 +169,7 @@ impl State {
             first_hop: None,
             installed: now,
             avoids_cable: None,
+            avoids_memory: false,
             always_sealed: false,
             latest: now,
             send: SendWindow::new(frame_bytes),
@@ -608,6 +613,7 @@ impl State {
             protection: self.carrier.as_ref().map(|carrier| carrier.protection()),
             live: self.carrier.is_some() && matches!(self.phase, Phase::Live),
             over_cable: self.carrier.as_ref().is_some_and(|carrier| carrier.is_over_cable()),
+            through_memory: self.carrier.as_ref().is_some_and(|carrier| carrier.is_through_memory()),
         }
     }
 }

@@ -1,9 +1,11 @@
-//! The bytes of one hop of a way: over a connection, or over a cable beside which the connection stays.
+//! The bytes of one hop of a way: over a connection, or over a cable or through memory beside which the connection stays.
 //!
 //! A way over nodes between is one stream of bytes, sealed by its ends, that passes several hops. Each hop's bytes go over the
 //! cable of its two nodes where they have one, else over the connection itself; whoever reads and writes them need not know.
+//! Between two processes of one machine the bytes of a channel go through memory that both map, where both want that.
 
 pub(crate) mod cable;
+pub(crate) mod memory;
 pub(crate) mod preface;
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -15,6 +17,7 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags};
 
 use self::cable::CableStream;
+use self::memory::MemoryStream;
 use crate::carrier::Readiness;
 use crate::hello::is_direct;
 use crate::wait;
@@ -24,6 +27,7 @@ pub(crate) enum Stream {
     /// A connection that has passed [`crate::carrier::tcp::prepare`].
     Socket(Arc<TcpStream>),
     Cable(Box<CableStream>),
+    Memory(Box<MemoryStream>),
 }
 
 impl From<TcpStream> for Stream {
@@ -37,6 +41,15 @@ impl Stream {
         matches!(self, Stream::Cable(_))
     }
 
+    pub(crate) fn is_through_memory(&self) -> bool {
+        matches!(self, Stream::Memory(_))
+    }
+
+    /// Whether the connection itself carries the bytes.
+    pub(crate) fn is_over_socket(&self) -> bool {
+        matches!(self, Stream::Socket(_))
+    }
+
     /// What comes goes on from here.
     pub(crate) fn lead_on(&mut self) {
         if let Stream::Cable(cable) = self {
@@ -44,11 +57,11 @@ impl Stream {
         }
     }
 
-    /// The connection itself; `None` where the bytes go over a cable.
+    /// The connection itself; `None` where the bytes go another way.
     pub(crate) fn into_socket(self) -> Option<TcpStream> {
         match self {
             Stream::Socket(socket) => Arc::into_inner(socket),
-            Stream::Cable(_) => None,
+            Stream::Cable(_) | Stream::Memory(_) => None,
         }
     }
 
@@ -57,6 +70,7 @@ impl Stream {
         match self {
             Stream::Socket(socket) => Ok(is_direct(socket.local_addr()?.ip(), socket.peer_addr()?.ip())),
             Stream::Cable(_) => Ok(false),
+            Stream::Memory(_) => Ok(true),
         }
     }
 
@@ -65,6 +79,9 @@ impl Stream {
         match self {
             Stream::Socket(socket) => socket.peer_addr().ok().map(|address| address.ip().to_canonical()),
             Stream::Cable(cable) => Some(cable.peer()),
+            Stream::Memory(memory) => {
+                memory.socket().peer_addr().ok().map(|address| address.ip().to_canonical())
+            }
         }
     }
 
@@ -73,33 +90,40 @@ impl Stream {
         match self {
             Stream::Socket(socket) => socket.clone(),
             Stream::Cable(cable) => cable.ringer(),
+            Stream::Memory(memory) => memory.socket().clone(),
         }
     }
 
     /// Somebody is about to sleep on its descriptor.
     pub(crate) fn watch(&self) {
-        if let Stream::Cable(cable) = self {
-            cable.watch();
+        match self {
+            Stream::Socket(_) => {}
+            Stream::Cable(cable) => cable.watch(),
+            Stream::Memory(memory) => memory.watch(),
         }
     }
 
     /// Takes in what has come, by whoever cannot read on now: what is left on a cable holds up others.
     pub(crate) fn take_in(&mut self) -> io::Result<()> {
         match self {
-            Stream::Socket(_) => Ok(()),
+            Stream::Socket(_) | Stream::Memory(_) => Ok(()),
             Stream::Cable(cable) => cable.take_in(),
         }
     }
 
     /// Whether reading brings something although its readiness says nothing.
     pub(crate) fn has_unread(&self) -> bool {
-        matches!(self, Stream::Cable(cable) if cable.has_unread())
+        match self {
+            Stream::Socket(_) => false,
+            Stream::Cable(cable) => cable.has_unread(),
+            Stream::Memory(memory) => memory.has_unread(),
+        }
     }
 
     /// When a side that hung up beside a cable is given up.
     pub(crate) fn grace_over(&self) -> Option<Instant> {
         match self {
-            Stream::Socket(_) => None,
+            Stream::Socket(_) | Stream::Memory(_) => None,
             Stream::Cable(cable) => cable.grace_over(),
         }
     }
@@ -109,6 +133,7 @@ impl Stream {
         match self {
             Stream::Socket(_) => None,
             Stream::Cable(cable) => Some(cable.look_by()),
+            Stream::Memory(memory) => memory.look_by(),
         }
     }
 
@@ -117,13 +142,14 @@ impl Stream {
         match self {
             Stream::Socket(socket) => socket.shutdown(Shutdown::Write),
             Stream::Cable(cable) => cable.say_no_more(),
+            Stream::Memory(memory) => memory.say_no_more(),
         }
     }
 
     /// Whether the other side is still to be told of the end.
     pub(crate) fn owes_end(&self) -> bool {
         match self {
-            Stream::Socket(_) => false,
+            Stream::Socket(_) | Stream::Memory(_) => false,
             Stream::Cable(cable) => cable.owes_end(),
         }
     }
@@ -177,6 +203,11 @@ impl Stream {
                 let until = until.min(cable.look_by());
                 wait::block(&mut [PollFd::new(&*cable.ringer(), PollFlags::IN)], Some(until));
             }
+            Stream::Memory(memory) => {
+                memory.watch();
+                let until = memory.look_by().map_or(until, |at| at.min(until));
+                wait::block(&mut [PollFd::new(&**memory.socket(), PollFlags::IN)], Some(until));
+            }
         }
         Ok(())
     }
@@ -187,6 +218,7 @@ impl Read for Stream {
         match self {
             Stream::Socket(socket) => (&**socket).read(into),
             Stream::Cable(cable) => cable.read(into),
+            Stream::Memory(memory) => memory.read(into),
         }
     }
 
@@ -194,6 +226,7 @@ impl Read for Stream {
         match self {
             Stream::Socket(socket) => (&**socket).read_vectored(into),
             Stream::Cable(cable) => cable.read_vectored(into),
+            Stream::Memory(memory) => memory.read_vectored(into),
         }
     }
 }
@@ -203,6 +236,7 @@ impl Write for Stream {
         match self {
             Stream::Socket(socket) => (&**socket).write(bytes),
             Stream::Cable(cable) => cable.write(bytes),
+            Stream::Memory(memory) => memory.write(bytes),
         }
     }
 
@@ -210,6 +244,7 @@ impl Write for Stream {
         match self {
             Stream::Socket(socket) => (&**socket).write_vectored(bytes),
             Stream::Cable(cable) => cable.write_vectored(bytes),
+            Stream::Memory(memory) => memory.write_vectored(bytes),
         }
     }
 
@@ -218,6 +253,7 @@ impl Write for Stream {
         match self {
             Stream::Socket(_) => Ok(()),
             Stream::Cable(cable) => cable.flush(),
+            Stream::Memory(memory) => memory.flush(),
         }
     }
 }
@@ -227,6 +263,7 @@ impl AsFd for Stream {
         match self {
             Stream::Socket(socket) => socket.as_fd(),
             Stream::Cable(cable) => cable.as_fd(),
+            Stream::Memory(memory) => memory.socket().as_fd(),
         }
     }
 }

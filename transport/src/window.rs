@@ -35,11 +35,17 @@ fn slot_bytes(frame_bytes: u32) -> usize {
 
 /// Bytes that one channel holds on each of its two nodes, from its opening to its end.
 ///
-/// It counts the slots of both directions and the buffers of a carrier. Pages of it become resident as they are used.
+/// It counts the slots of both directions and the buffers of a carrier, memory that is shared with the other side as if it were
+/// this side's alone. Pages of it become resident as they are used.
 pub const fn ring_bytes(frame_bytes: u32) -> u64 {
     let slot = frame_bytes as u64 + (TAG_BYTES + PAGE_BYTES + HEAD_BYTES) as u64;
     let slots = (WINDOW_FRAMES + RECEIVE_SLOTS) as u64 * slot;
-    slots + crate::carrier::tcp::buffer_bytes(frame_bytes)
+    slots + carrier_bytes(frame_bytes)
+}
+
+/// What of it belongs to a carrier.
+const fn carrier_bytes(frame_bytes: u32) -> u64 {
+    crate::carrier::tcp::buffer_bytes(frame_bytes) + crate::stream::memory::shared_bytes(frame_bytes)
 }
 
 /// Memory for one frame's payload.
@@ -503,11 +509,7 @@ mod tests {
             let (send, receive) = (SendWindow::new(frame_bytes), ReceiveWindow::new(frame_bytes));
             let landing = receive.landing.memory.capacity() as u64;
             let allocated = slots(&send.free) + slots(&receive.free) + landing;
-            assert_eq!(
-                allocated + crate::carrier::tcp::buffer_bytes(frame_bytes),
-                ring_bytes(frame_bytes),
-                "{frame_bytes}"
-            );
+            assert_eq!(allocated + carrier_bytes(frame_bytes), ring_bytes(frame_bytes), "{frame_bytes}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Messages over a cable allocate nothing, nor do the frames of a channel on it: a counting allocator looks on. (The threads at the doors may
+//! Messages over a cable allocate nothing, nor do the frames of a channel on it, or of one through shared memory: a counting allocator looks on. (The threads at the doors may
 //! allocate in their rounds.)
 #![expect(clippy::unwrap_used, reason = "a test; clippy sees that only in test functions themselves")]
 
@@ -11,7 +11,7 @@ use shoal_transport::rdma::Kind;
 use shoal_transport::rdma::cable::{Cable, Patience, Piece};
 use shoal_transport::rdma::software::{Limits, Software};
 use shoal_transport::rdma::station::Station;
-use shoal_transport::{Channel, Endpoint, Opening, Purpose, Wait};
+use shoal_transport::{Channel, Endpoint, Opening, Options, Purpose, Wait};
 
 #[path = "../../tests/common/counting.rs"]
 mod counting;
@@ -71,8 +71,42 @@ fn exchange(from: &mut Channel, to: &mut Channel, message: &[u8], room: &mut Vec
     assert!(from.send(message, wait).unwrap() && to.recv(room, message.len(), wait).unwrap());
 }
 
+/// A channel's two ends, connected.
+fn channel(near: &Endpoint, far: &Endpoint) -> [Channel; 2] {
+    let opening =
+        Opening { channel: [1; 16], purpose: Purpose::Step, context: [0; 32], frame_bytes: 32 << 10 };
+    let offer = near.offer(opening).unwrap();
+    let (answer, acceptor) = far.accept(opening, offer.public()).unwrap();
+    let mut dialer = offer.dial(answer, vec![far.local_addr()]).unwrap();
+    assert!(dialer.wait_live(Wait::up_to(Duration::from_secs(30))).unwrap());
+    [dialer, acceptor]
+}
+
+/// Allocations of messages of `size` bytes there and back.
+fn round_trips(dialer: &mut Channel, acceptor: &mut Channel, size: usize) -> usize {
+    let (message, mut room) = (vec![7; size], Vec::with_capacity(size));
+    counted(|| {
+        exchange(dialer, acceptor, &message, &mut room);
+        exchange(acceptor, dialer, &message, &mut room);
+    })
+}
+
 #[test]
-fn messages_allocate_nothing() {
+fn messages_through_shared_memory_allocate_nothing() {
+    let options = || Options { shared_memory: true, ..Options::default() };
+    let [near, far] =
+        [options(), options()].map(|options| Endpoint::bind_with((HERE, 0).into(), options).unwrap());
+    let [mut dialer, mut acceptor] = channel(&near, &far);
+    for size in SIZES {
+        let count = round_trips(&mut dialer, &mut acceptor, size);
+        println!("channel through memory, {size} bytes: {count} allocations in {COUNTED} round trips");
+        assert!(dialer.stats().through_memory && acceptor.stats().through_memory);
+        assert_eq!(count, 0);
+    }
+}
+
+#[test]
+fn messages_over_a_cable_allocate_nothing() {
     for limits in [Limits::LINUX, Limits::APPLE] {
         let [mut near, mut far] = cables(limits);
         assert!(near.attach(NUMBER, None) && far.attach(NUMBER, None));
@@ -93,19 +127,10 @@ fn messages_allocate_nothing() {
         let theirs = far.add_cable(theirs, NonZeroU16::MIN, HERE).unwrap();
         let ours = near.add_cable(ours, NonZeroU16::MIN, HERE).unwrap();
         ours.take_up();
-        let opening =
-            Opening { channel: [1; 16], purpose: Purpose::Step, context: [0; 32], frame_bytes: 32 << 10 };
-        let offer = near.offer(opening).unwrap();
-        let (answer, mut acceptor) = far.accept(opening, offer.public()).unwrap();
-        let mut dialer = offer.dial(answer, vec![far.local_addr()]).unwrap();
-        assert!(dialer.wait_live(Wait::up_to(Duration::from_secs(30))).unwrap());
+        let [mut dialer, mut acceptor] = channel(&near, &far);
         for size in SIZES {
-            let (message, mut room) = (vec![7; size], Vec::with_capacity(size));
             let before = ours.stats();
-            let count = counted(|| {
-                exchange(&mut dialer, &mut acceptor, &message, &mut room);
-                exchange(&mut acceptor, &mut dialer, &message, &mut room);
-            });
+            let count = round_trips(&mut dialer, &mut acceptor, size);
             println!("channel, {size} bytes, {limits:?}: {count} allocations in {COUNTED} round trips");
             let (stats, rounds) = (ours.stats(), (WARM + COUNTED) as u64);
             assert!(stats.sent >= before.sent + rounds, "it is not on the cable");

@@ -190,6 +190,9 @@ pub fn links(view: &View, table: &Table) -> Vec<api::Link> {
     links
 }
 
+/// What a link between agents of one machine says of itself.
+const THROUGH_MEMORY: &str = "one machine: tensors go through memory that both agents share";
+
 /// A link as `teller`, one of its ends, which has that name, sees it.
 fn told(
     ends: &[(&NodeId, String); 2],
@@ -211,7 +214,12 @@ fn told(
     };
     let why_no_cable = || Some(format!("{name}: {}", on?.reason.as_ref()?));
     let trip = |(p50, p99): (f64, f64)| api::Percentiles { p50, p99: Some(p99) };
-    let carrier = |over_cable| if over_cable { api::Carrier::Rdma } else { api::Carrier::Tcp };
+    let carrier = match cable {
+        Some(cable) if cable.measured_over => api::Carrier::Rdma,
+        _ if report.through_memory => api::Carrier::SharedMemory,
+        _ => api::Carrier::Tcp,
+    };
+    let through_memory = || report.through_memory.then(|| THROUGH_MEMORY.to_owned());
     let used = cable.filter(|cable| cable.device.is_some() || cable.rdma_us.is_some());
     let link = api::Link {
         a: a.to_string(),
@@ -222,11 +230,11 @@ fn told(
         b_address: Some(b_address.clone()),
         kind: kind(report.kind),
         state,
-        reason: report.reason.clone().or_else(why_no_cable),
+        reason: report.reason.clone().or_else(why_no_cable).or_else(through_memory),
         since: Some(Timestamp::from_unix_ms(report.since_ms.max(on.map_or(0, |cable| cable.since_ms)))),
         rtt_us: report.rtt_us.map(trip),
         bytes_per_s: report.bytes_per_s.map(|rate| rate as u64),
-        measured_over: report.rtt_us.map(|_| carrier(cable.is_some_and(|cable| cable.measured_over))),
+        measured_over: report.rtt_us.map(|_| carrier),
         encrypted: Some(report.kind != Kind::Loopback && !is_on_cable(state)),
         rdma: used.map(|cable| api::Cable {
             a_device: of(a, cable.device.as_ref()),
@@ -436,6 +444,7 @@ mod tests {
                 since_ms: 1000,
                 rtt_us: (place == 0).then_some((50.0, 90.0)),
                 bytes_per_s: None,
+                through_memory: false,
             };
             let cable = CableReport {
                 state,
@@ -456,6 +465,36 @@ mod tests {
         join(&mut other, first);
         assert_eq!(one.link, other.link, "whoever is heard first");
         one.link
+    }
+
+    #[test]
+    fn a_link_within_a_machine_says_what_carries_it_whichever_end_measured() {
+        let (a, b) = (id("a"), id("b"));
+        let key = [(&a, "127.0.0.1".to_owned()), (&b, "127.0.0.1".to_owned())];
+        let end = |teller: &NodeId, measured: bool| {
+            let report = LinkReport {
+                node: b.clone(),
+                ours: [127, 0, 0, 1].into(),
+                theirs: [127, 0, 0, 1].into(),
+                interface: "lo".to_owned(),
+                kind: Kind::Loopback,
+                state: LinkState::Up,
+                reason: None,
+                since_ms: 1000,
+                rtt_us: measured.then_some((2.0, 5.0)),
+                bytes_per_s: None,
+                through_memory: measured,
+            };
+            told(&key, (teller, teller.as_str()), &report, None)
+        };
+        for measures in [&a, &b] {
+            let [mut told, other] = [&a, &b].map(|teller| end(teller, teller == measures));
+            join(&mut told, other);
+            let link = told.link;
+            assert_eq!((link.state, link.encrypted), (api::LinkState::Tcp, Some(false)));
+            assert_eq!(link.measured_over, Some(api::Carrier::SharedMemory));
+            assert_eq!(link.reason.as_deref(), Some(THROUGH_MEMORY));
+        }
     }
 
     #[test]

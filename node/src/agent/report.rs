@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::rates::Measurer;
 use crate::adapt::files::ModelFiles;
 use crate::adapt::raft_store::RaftStore;
 use crate::channels::{Channels, data_addrs};
@@ -22,8 +23,6 @@ const LOOK: Duration = Duration::from_millis(100);
 const MAX_FAILURE_CHARS: usize = 120;
 /// The most characters of what ails a node.
 const MAX_TROUBLE_CHARS: usize = 120;
-/// How long after its start a node measures its rates: whoever starts it may want an answer first.
-const SETTLED: Duration = Duration::from_secs(1);
 /// How often counters and free memory alone are worth a new record.
 const COUNTERS: Duration = Duration::from_secs(1);
 /// Free memory is news once it has changed by this part of all there is: it moves a little all the time.
@@ -45,21 +44,14 @@ pub struct Shown {
 
 /// Publishes this node's record whenever it changes. Runs until it is dropped.
 pub async fn report(swarm: Swarm, mut fixed: RecordBody, worker: Worker, files: ModelFiles, shown: Shown) {
-    let (began, threads) = (Instant::now(), fixed.threads as usize);
-    let mut rates = None;
-    let mut measured = false;
+    let mut rates = Measurer::new(fixed.threads as usize);
     let mut last = RecordBody::default();
     let mut counted = Instant::now();
     let mut shards = worker.changes();
     loop {
-        // In the background, and beside nothing that it would slow down and be slowed down by.
-        if rates.is_none() && began.elapsed() >= SETTLED && is_idle(&worker) {
-            rates = Some(tokio::task::spawn_blocking(move || super::facts::rates(threads)));
-        }
-        if let Some(done) = rates.as_mut().filter(|rates| rates.is_finished() && !measured) {
-            measured = true;
-            (fixed.memory_read_bytes_per_s, fixed.matmul_flops_per_s) = done.await.unwrap_or_default();
-        }
+        // Beside nothing that it would slow down and be slowed down by.
+        let known = rates.look(|| is_idle(&worker)).await;
+        (fixed.memory_read_bytes_per_s, fixed.matmul_flops_per_s) = known;
         fixed.interfaces = swarm.interfaces().for_record();
         fixed.data = data_addrs(shown.data, &swarm);
         let (links, cables) = shown.links.reports();

@@ -47,6 +47,8 @@ pub struct LinkOptions {
     pub bytes: usize,
     /// Whether each rank is linked with two others only, instead of all.
     pub ring: bool,
+    /// Whether frames go through memory that the ranks' processes share.
+    pub shared_memory: bool,
     /// Whether the ranks, two of them, are joined by a cable over devices for RDMA of this machine.
     pub rdma: bool,
     /// Whether frames are sealed as they are between machines.
@@ -82,8 +84,9 @@ async fn measure(options: &LinkOptions) -> Result<LinkReport, Failure> {
         ranks.join(devices).await?;
     }
     let count = (BLOCK_BYTES / options.bytes.max(1)).clamp(10, PER_BLOCK);
-    let floor = |bytes| Order::Measure { work: Work::Bare { bytes }, count };
-    // What the wiring costs: a bare connection's half round trip, short and long.
+    // What the wiring costs: half a round trip, short and long, of a bare connection or of the channel where that goes otherwise.
+    let work = |bytes| if options.shared_memory { Work::Echo { bytes } } else { Work::Bare { bytes } };
+    let floor = |bytes| Order::Measure { work: work(bytes), count };
     let mut short = ranks.pair(&floor(4)).await?;
     let mut long = ranks.pair(&floor(LONG_BYTES)).await?;
     let (short, long) = (short.median_s() / 2.0, long.median_s() / 2.0);

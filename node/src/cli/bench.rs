@@ -92,6 +92,9 @@ struct LinkArgs {
     /// Over TCP, as is done anyway
     #[arg(long)]
     tcp: bool,
+    /// Through memory that the processes share, as between nodes of one machine
+    #[arg(long, conflicts_with_all = ["tcp", "sealed", "rdma"])]
+    shared_memory: bool,
     /// Over a cable between two devices for RDMA of this machine, or one and itself
     #[arg(long, conflicts_with_all = ["tcp", "sealed"])]
     rdma: bool,
@@ -145,6 +148,9 @@ struct Common {
     /// How to cut layers into stages: speed (the slowest as fast as memory allows), memory (by what nodes have)
     #[arg(long, value_name = "C", default_value_t = shoal_scheduler::Cut::Speed)]
     cut: shoal_scheduler::Cut,
+    /// Have nodes go over TCP, instead of through memory that they share
+    #[arg(long)]
+    no_shared_memory: bool,
     /// As what numbers keys and values are kept: f16 or q8
     #[arg(long, value_name = "T", default_value_t = shoal_scheduler::KvType::F16)]
     kv_type: shoal_scheduler::KvType,
@@ -201,6 +207,7 @@ impl Bench {
             nodes: common.nodes,
             parallel: common.parallel.map(|parallel| parallel.to_string()),
             cut: common.cut,
+            shared_memory: !common.no_shared_memory,
             runs: common.runs,
             model_dir: common.folder.resolve()?,
         };
@@ -223,8 +230,9 @@ async fn link(
 ) -> anyhow::Result<ExitCode> {
     let bytes = if kind == LinkKind::AllReduce { bytes - bytes % size_of::<f32>() } else { bytes };
     // `how.tcp` asks for what is done anyway.
-    let LinkArgs { tcp: _, rdma, sealed, runs, json } = how;
-    let options = LinkOptions { kind, ranks, bytes, ring, rdma, sealed, runs: runs as usize };
+    let LinkArgs { tcp: _, shared_memory, rdma, sealed, runs, json } = how;
+    let runs = runs as usize;
+    let options = LinkOptions { kind, ranks, bytes, ring, shared_memory, rdma, sealed, runs };
     match bench::run_link(options, signals).await? {
         Some(report) if json => print_json(&report)?,
         Some(report) => print_lines(report.lines())?,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use shoal_scheduler::NodeId;
-use shoal_transport::{Channel, ChannelError, Endpoint, Opening, Purpose, Wait};
+use shoal_transport::{Channel, ChannelError, ChannelStats, Endpoint, Opening, Purpose, Wait};
 use tokio::sync::Semaphore;
 
 use super::Ends;
@@ -51,6 +51,8 @@ pub struct Measured {
     pub bytes_per_s: Option<f64>,
     /// Whether it went over a cable of queue pairs.
     pub over_cable: bool,
+    /// Whether it went through memory that both agents share.
+    pub through_memory: bool,
 }
 
 /// Medians and rates of two measurements that differ by no more than this part say the same of a link.
@@ -68,6 +70,7 @@ impl Measured {
         };
         rates
             && self.over_cable == known.over_cable
+            && self.through_memory == known.through_memory
             && near(self.p50_us, known.p50_us, LIKE)
             && near(self.p99_us, known.p99_us, LIKE_P99)
     }
@@ -157,8 +160,8 @@ fn run(channel: &mut Channel) -> Result<Option<Measured>, ChannelError> {
     let took = start.elapsed().as_secs_f64();
     let bytes_per_s = (took > 0.0).then(|| sent as f64 / took);
     let us = |duration: Duration| duration.as_secs_f64() * 1e6;
-    let over_cable = channel.stats().over_cable;
-    Ok(Some(Measured { p50_us: us(p50), p99_us: us(p99), bytes_per_s, over_cable }))
+    let ChannelStats { over_cable, through_memory, .. } = channel.stats();
+    Ok(Some(Measured { p50_us: us(p50), p99_us: us(p99), bytes_per_s, over_cable, through_memory }))
 }
 
 /// The other end: echoes what is to be echoed, until it is closed or its time is over.

@@ -181,6 +181,8 @@ pub struct LinkReport {
     pub rtt_us: Option<(f64, f64)>,
     /// What it carries in a second, as that end measured.
     pub bytes_per_s: Option<f64>,
+    /// Whether it was measured through memory that both agents share, as tensors then go.
+    pub through_memory: bool,
 }
 
 /// A channel of this node's that goes over others.
@@ -599,6 +601,7 @@ pub(super) mod tests {
             since_ms: 1,
             rtt_us: Some((10.0, 20.0)),
             bytes_per_s: Some(bytes_per_s),
+            through_memory: false,
         }
     }
 

@@ -1,5 +1,5 @@
 //! The TCP carrier: one connection for one channel, to the other side or to the node between that comes next. In the latter case its
-//! first hop may go over a cable beside the connection.
+//! first hop may go over a cable beside the connection; between two processes of one machine all bytes may go through memory beside it.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -188,7 +188,7 @@ impl Carrier for TcpCarrier {
     }
 
     fn awaits_socket(&self) -> bool {
-        self.is_stuck() && !self.stream.is_over_cable()
+        self.is_stuck() && self.stream.is_over_socket()
     }
 
     fn look_by(&self) -> Option<Instant> {
@@ -197,6 +197,10 @@ impl Carrier for TcpCarrier {
 
     fn is_over_cable(&self) -> bool {
         self.stream.is_over_cable()
+    }
+
+    fn is_through_memory(&self) -> bool {
+        self.stream.is_through_memory()
     }
 
     fn protection(&self) -> Protection {

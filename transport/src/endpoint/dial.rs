@@ -15,6 +15,7 @@ use crate::keys::{self, ChannelKeys, Protection};
 use crate::route::{Passage, Route};
 use crate::shared::Shared;
 use crate::stream::Stream;
+use crate::stream::memory::Offered;
 
 /// One address gets so long to connect, and then so long to answer: a LAN needs milliseconds.
 const ATTEMPT: Duration = Duration::from_secs(1);
@@ -200,7 +201,7 @@ fn attempt(
     route: &Route,
     passage: &Passage,
 ) -> Result<Done, Failed> {
-    let (incarnation, lacking, always_sealed, avoids, by) = {
+    let (incarnation, lacking, always_sealed, avoids, avoids_memory, by) = {
         let mut state = channel.lock();
         let now = Instant::now();
         let by = state.connect_by().unwrap_or(now + MOVE_DEADLINE);
@@ -211,7 +212,7 @@ fn attempt(
             return Ok(Done::NotWanted);
         };
         state.incarnation = next;
-        (next, state.lacking(), state.always_sealed, state.avoids_cable, by)
+        (next, state.lacking(), state.always_sealed, state.avoids_cable, state.avoids_memory, by)
     };
     let until = by.min(Instant::now() + ATTEMPT);
     let socket = TcpStream::connect_timeout(&address, remaining(until)?)?;
@@ -234,6 +235,14 @@ fn attempt(
     let cable = if by_cable { hub.cable_to(address.ip()) } else { None };
     let cable = cable.filter(|cable| avoids != Some(cable.number()));
     let queues = cable.as_ref().and_then(|cable| channel.queues(cable, &channel.lock()));
+    if queues.is_none()
+        && direct
+        && hub.options.shared_memory
+        && !avoids_memory
+        && goes_through_memory(channel)
+    {
+        stream = share_memory(channel, stream, until)?;
+    }
     let sealed = queues.is_none() && (always_sealed || hub.options.always_seal || !direct);
     let over = if queues.is_some() { cable.map_or(0, |cable| cable.number()) } else { 0 };
     let hello = Hello::new(&channel.opening, sealed, aes, incarnation, lacking);
@@ -273,6 +282,30 @@ fn first_hop(hub: &Hub, socket: TcpStream, address: SocketAddr, until: Instant) 
     let answer = ask(&mut stream, asked.preface(), until)?;
     let agreed = stream.into_socket().and_then(|socket| asked.answered(&answer, socket));
     agreed.ok_or_else(|| Failed::Attempt("it answered nonsense".to_owned()))
+}
+
+/// Whether a channel is one that gains by it: a file or a session's few bytes do not.
+fn goes_through_memory(channel: &Shared) -> bool {
+    matches!(channel.opening.purpose, Purpose::Step | Purpose::Bulk)
+}
+
+/// A connection within this machine: its bytes through memory if the process there agrees, else over the connection.
+fn share_memory(channel: &Shared, mut stream: Stream, until: Instant) -> Result<Stream, Failed> {
+    let Stream::Socket(socket) = &stream else { return Ok(stream) };
+    let offered = match Offered::on(socket, channel.opening.frame_bytes) {
+        Ok(offered) => offered,
+        Err(error) => {
+            tracing::debug!(%error, "no memory to share: frames go over the connection");
+            return Ok(stream);
+        }
+    };
+    let socket = socket.clone();
+    let agreed =
+        ask(&mut stream, offered.preface(), until).ok().and_then(|answer| offered.answered(&answer, socket));
+    agreed.ok_or_else(|| {
+        channel.lock().avoids_memory = true;
+        Failed::Attempt("it did not answer the offer of memory to share".to_owned())
+    })
 }
 
 /// Says a hello and waits for the answer.

@@ -19,6 +19,7 @@ use crate::keys::{self, ChannelKeys};
 use crate::shared::Shared;
 use crate::state::{ACK_AFTER, TakeIn};
 use crate::stream::Stream;
+use crate::stream::memory;
 use crate::stream::preface::Preface;
 use crate::wait::{self, HANGUP};
 
@@ -239,6 +240,7 @@ impl Door {
             let heard = if ready.contains(&index) { one.read() } else { Ok(false) };
             match heard {
                 Ok(true) if Preface::is_one(&one.hello) => self.agree(one, now),
+                Ok(true) if memory::is_offer(&one.hello) => self.share_memory(one, now),
                 Ok(true) => self.greet(one),
                 Ok(false) if now < one.until => self.waiting.push(one),
                 Ok(false) | Err(_) => self.hub.counts.hellos_malformed.add(),
@@ -259,6 +261,16 @@ impl Door {
                 Some(share) => Stream::Cable(Box::new(share.agreed(socket))),
                 None => socket.into(),
             };
+            self.wait_for_hello(stream, true, now);
+        }
+    }
+
+    /// Answers an offer of memory. The hello is then to come through it, or where nothing came of it over the connection.
+    fn share_memory(&mut self, one: Waiting, now: Instant) {
+        let Waiting { stream: Stream::Socket(socket), hello: said, prefaced: false, .. } = one else {
+            return self.hub.counts.hellos_malformed.add();
+        };
+        if let Ok(stream) = memory::answer_offer(&said, socket, self.hub.options.shared_memory) {
             self.wait_for_hello(stream, true, now);
         }
     }
@@ -285,7 +297,10 @@ impl Door {
                 refuse(&mut one, Refusal::Closed { reason: *reason }, hello.incarnation, Some(keys));
             }
             Err(None) => {
-                if let Some(granted) = self.hub.passes().take(&hello, &one.hello, Instant::now()) {
+                // What goes on to another machine does not come through memory.
+                if !one.stream.is_through_memory()
+                    && let Some(granted) = self.hub.passes().take(&hello, &one.hello, Instant::now())
+                {
                     let Waiting { stream, hello, .. } = one;
                     return self.hub.forwarder.take(Arrival { stream, hello, granted });
                 }

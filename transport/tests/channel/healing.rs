@@ -11,6 +11,10 @@ fn options(faults: impl IntoIterator<Item = Fault>, always_seal: bool) -> Option
     Options { faults: Faults::new(faults), always_seal, ..Options::default() }
 }
 
+fn through(shared_memory: bool, options: Options) -> Options {
+    Options { shared_memory, ..options }
+}
+
 fn fault() -> impl Strategy<Value = Fault> {
     let place = || prop::option::weighted(0.5, 0u64..60_000);
     (place(), place(), prop::option::weighted(0.2, 0u64..60_000))
@@ -37,8 +41,11 @@ proptest! {
         far_sizes in prop::collection::vec(1usize..30_000, 0..12),
         frame_bytes in prop::sample::select(vec![64u32, 1000, 4096, 65_536]),
         sealed: bool,
+        shared_memory: bool,
     ) {
-        let mut pair = pair_with(frame_bytes, options(near_faults, sealed), options(far_faults, sealed));
+        let near = through(shared_memory, options(near_faults, sealed));
+        let far = through(shared_memory, options(far_faults, sealed));
+        let mut pair = pair_with(frame_bytes, near, far);
         exchange_both(&mut pair, &messages(1, &near_sizes), &messages(100, &far_sizes));
     }
 }

@@ -5,6 +5,7 @@
 mod cables;
 mod healing;
 mod hops;
+mod memory;
 mod pair;
 mod processes;
 mod refusals;

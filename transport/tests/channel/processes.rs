@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use shoal_transport::{Channel, ChannelError, Endpoint, Opening, Options, Purpose};
 
-use crate::pair::{cap, endpoint, receive};
+use crate::pair::{bytes, cap, endpoint, receive};
 
 const OPENING: Opening =
-    Opening { channel: [1; 16], purpose: Purpose::Session, context: [2; 32], frame_bytes: 4096 };
+    Opening { channel: [1; 16], purpose: Purpose::Step, context: [2; 32], frame_bytes: 4096 };
 /// Says to the other process that it is one.
 const ROLE: &str = "SHOAL_TRANSPORT_TEST_ECHO";
 
@@ -30,7 +30,7 @@ fn echo() {
     if std::env::var_os(ROLE).is_none() {
         return;
     }
-    let far = endpoint(Options::default());
+    let far = endpoint(Options { shared_memory: true, ..Options::default() });
     let mut offer = String::new();
     std::io::stdin().read_line(&mut offer).unwrap();
     let (answer, mut channel) = far.accept(OPENING, unhex(&offer)).unwrap();
@@ -73,13 +73,19 @@ fn start(near: &Endpoint) -> (Other, Channel) {
 #[test]
 fn an_end_that_was_killed_is_lost_after_the_deadline() {
     let deadline = Duration::from_millis(300);
-    let near = endpoint(Options { heal_deadline: deadline, ..Options::default() });
-    let (other, mut channel) = start(&near);
-    assert!(channel.send(b"are you there", cap()).unwrap());
-    assert_eq!(receive(&mut channel).unwrap(), b"are you there");
-    drop(other);
-    match channel.next(cap()).unwrap_err() {
-        ChannelError::Lost { deadline: told, .. } => assert_eq!(told, deadline),
-        error => panic!("{error}"),
+    for shared_memory in [false, true] {
+        let near = endpoint(Options { heal_deadline: deadline, shared_memory, ..Options::default() });
+        let (other, mut channel) = start(&near);
+        for len in [10, 5000, 200_000] {
+            let message = bytes(len as u64, len);
+            assert!(channel.send(&message, cap()).unwrap());
+            assert_eq!(receive(&mut channel).unwrap(), message);
+        }
+        assert_eq!(channel.stats().through_memory, shared_memory);
+        drop(other);
+        match channel.next(cap()).unwrap_err() {
+            ChannelError::Lost { deadline: told, .. } => assert_eq!(told, deadline),
+            error => panic!("{error}"),
+        }
     }
 }

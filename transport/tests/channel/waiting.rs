@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use shoal_transport::{ChannelError, Options, Wait, wait_any};
 
-use crate::pair::{Pair, between, bytes, cap, endpoint, opening, pair, receive};
+use crate::pair::{Pair, between, bytes, cap, endpoint, opening, pair, pair_with, receive};
 
 #[test]
 fn a_wait_ends_at_its_time() {
@@ -93,7 +93,18 @@ fn thread_time() -> Duration {
 
 #[test]
 fn an_idle_channel_costs_nothing() {
-    let Pair { mut dialer, mut acceptor, near, far } = pair(4096);
+    idle(pair(4096));
+}
+
+#[test]
+fn an_idle_channel_through_memory_costs_nothing() {
+    let shared = || Options { shared_memory: true, ..Options::default() };
+    let mut pair = pair_with(4096, shared(), shared());
+    assert!(pair.dialer.wait_live(cap()).unwrap() && pair.dialer.stats().through_memory);
+    idle(pair);
+}
+
+fn idle(Pair { mut dialer, mut acceptor, near, far }: Pair) {
     assert!(dialer.send(b"one", cap()).unwrap());
     assert_eq!(receive(&mut acceptor).unwrap(), b"one");
     // The acknowledgement and the doors' last round are still to come.

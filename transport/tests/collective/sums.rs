@@ -1,8 +1,9 @@
 //! What comes out, by every algorithm and of every size.
 
+use shoal_transport::Options;
 use shoal_transport::collective::{Algorithm, CollectiveError, GroupOptions, Link, Wiring, part_of};
 
-use crate::ranks::{bits, brought, group, summed};
+use crate::ranks::{bits, brought, group, group_with, summed};
 
 fn mesh(ranks: usize) -> Wiring {
     Wiring::mesh(ranks, 1e-5, 1e9).unwrap()
@@ -100,9 +101,10 @@ fn two_islands_and_a_line_without_routes_get_the_same_bits() {
 
 #[test]
 fn more_than_the_windows_crosses_although_all_send_at_once() {
-    for ranks in [2, 3] {
+    for (ranks, shared_memory) in [(2, false), (3, false), (2, true), (3, true)] {
         // 64 bytes a frame: 12 elements a parcel, 16 parcels a window.
-        let mut group = group(&mesh(ranks), 64, &GroupOptions::default());
+        let options = || Options { shared_memory, ..Options::default() };
+        let mut group = group_with(&mesh(ranks), 64, &GroupOptions::default(), |_| options());
         let len = 20_000;
         let results = group.run(|group| {
             let rank = group.rank();

@@ -5,6 +5,7 @@ import { keyOf } from "/app/feed.js";
 import { bytes, micros, nodeName, plural, rate } from "/app/format.js";
 
 export const KINDS = { loopback: "same machine", thunderbolt: "Thunderbolt", ethernet: "Ethernet", wifi: "Wi-Fi", virtual: "virtual" };
+const CARRIERS = { tcp: "TCP", rdma: "RDMA", shared_memory: "shared memory" };
 export const STATES = { probing: "warn", tcp: "good", upgrading: "warn", rdma: "good", degraded: "warn", down: "bad" };
 
 // What the cables of a link are and have done.
@@ -38,7 +39,7 @@ function row() {
       setAttribute(state, "title", cable(link.rdma));
       setText(reason, link.reason ?? "");
       setText(trip, micros(link.rtt_us?.p50));
-      setAttribute(trip, "title", link.rtt_us ? `99 % under ${micros(link.rtt_us.p99)}${link.measured_over ? `, over ${link.measured_over.toUpperCase()}` : ""}` : null);
+      setAttribute(trip, "title", link.rtt_us ? `99 % under ${micros(link.rtt_us.p99)}${link.measured_over ? `, over ${CARRIERS[link.measured_over] ?? link.measured_over}` : ""}` : null);
       setText(bandwidth, rate(link.bytes_per_s));
       setText(protection, link.encrypted === null ? "–" : link.encrypted ? "encrypted" : "plain, checked");
     },

@@ -49,6 +49,8 @@ pub enum Carrier {
     Tcp,
     /// Queue pairs.
     Rdma,
+    /// Memory that two agents of one machine share.
+    SharedMemory,
 }
 
 /// The present or last cable of a link, and what all of them have done.

@@ -52,7 +52,8 @@ impl Ranks {
         let (mut places, mut offers) = (Vec::new(), Vec::new());
         for rank in 0..count {
             let core = cores.get(rank).copied().filter(|_| fits);
-            let start = Order::Start { rank, ranks: count, core, spin: fits, sealed: options.sealed, id };
+            let LinkOptions { sealed, shared_memory, .. } = *options;
+            let start = Order::Start { rank, ranks: count, core, spin: fits, sealed, shared_memory, id };
             let Answer::Started { data, bare, offers: made } = ranks.ask(rank, &start).await? else {
                 return Err(failed("a rank did not start"));
             };

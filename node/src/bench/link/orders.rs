@@ -14,7 +14,15 @@ pub(super) type Key = [u8; 32];
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Order {
     /// Begin: who you are. `id` is the first part of all channels' ids.
-    Start { rank: usize, ranks: usize, core: Option<usize>, spin: bool, sealed: bool, id: [u8; 8] },
+    Start {
+        rank: usize,
+        ranks: usize,
+        core: Option<usize>,
+        spin: bool,
+        sealed: bool,
+        shared_memory: bool,
+        id: [u8; 8],
+    },
     /// The offers of lesser ranks.
     Accept { offers: Vec<(usize, Key)> },
     /// The answers of greater ranks, and where they are; where rank 0 takes the bare connection, for rank 1.

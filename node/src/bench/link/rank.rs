@@ -36,6 +36,7 @@ struct Rank {
     rank: usize,
     ranks: usize,
     id: [u8; 8],
+    shared_memory: bool,
     endpoint: Option<Endpoint>,
     listener: Option<TcpListener>,
     offers: Vec<(usize, Offer)>,
@@ -48,12 +49,14 @@ struct Rank {
 impl Rank {
     fn follow(&mut self, order: Order) -> anyhow::Result<Answer> {
         Ok(match order {
-            Order::Start { rank, ranks, core, spin, sealed, id } => {
+            Order::Start { rank, ranks, core, spin, sealed, shared_memory, id } => {
                 (self.rank, self.ranks, self.id) = (rank, ranks, id);
+                self.shared_memory = shared_memory;
                 if let Some(core) = core {
                     pin(core)?;
                 }
-                self.start(spin, sealed)?
+                let options = Options { always_seal: sealed, shared_memory, ..Options::default() };
+                self.start(spin, options)?
             }
             Order::Accept { offers } => {
                 let endpoint = self.endpoint()?.clone();
@@ -86,8 +89,9 @@ impl Rank {
             }
             Order::Form { shape } => {
                 let wiring = shape.wiring(self.ranks)?;
-                let channels = std::mem::take(&mut self.channels).into_iter();
-                let channels = channels.filter(|(peer, _)| wiring.allows(self.rank, *peer)).collect();
+                self.channels.retain(|(peer, _)| wiring.allows(self.rank, *peer));
+                self.ways_are_as_asked()?;
+                let channels = std::mem::take(&mut self.channels);
                 let mut group = Group::new(self.rank, wiring, channels, GroupOptions::default())?;
                 group.wait_live()?;
                 self.group = Some(group);
@@ -119,9 +123,9 @@ impl Rank {
         Opening { channel, purpose: Purpose::Step, context: [0; 32], frame_bytes: STEP_FRAME_BYTES }
     }
 
-    fn start(&mut self, spin: bool, sealed: bool) -> anyhow::Result<Answer> {
+    fn start(&mut self, spin: bool, options: Options) -> anyhow::Result<Answer> {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let endpoint = Endpoint::bind_with(any, Options { always_seal: sealed, ..Options::default() })?;
+        let endpoint = Endpoint::bind_with(any, options)?;
         endpoint.set_spin(spin);
         let listener = TcpListener::bind(any)?;
         let mut offers = Vec::new();
@@ -181,6 +185,7 @@ impl Rank {
                 }
             }
             Work::Echo { bytes } => {
+                self.ways_are_as_asked()?;
                 let (_, channel) = self.channels.first_mut().context("no channel")?;
                 let (message, mut got) = (vec![1; *bytes], Vec::with_capacity(*bytes));
                 for _ in 0..count {
@@ -238,6 +243,19 @@ impl Rank {
             }
         }
         Ok(measured)
+    }
+
+    /// Whether frames go through memory if they are to, and else do not.
+    fn ways_are_as_asked(&mut self) -> anyhow::Result<()> {
+        for (_, channel) in &mut self.channels {
+            if !channel.wait_live(Wait::up_to(PATIENCE))? {
+                bail!("the other rank does not answer");
+            }
+            if channel.stats().through_memory != self.shared_memory {
+                bail!("frames do not go as was asked for: is there room in the system's shared memory?");
+            }
+        }
+        Ok(())
     }
 
     /// The bare connection between ranks 0 and 1.

@@ -114,7 +114,11 @@ impl LinkReport {
             ranks,
             bytes: options.bytes,
             wiring: if options.ring { "ring" } else { "mesh" },
-            carrier: if devices.is_some() { "rdma" } else { "tcp" },
+            carrier: match (&devices, options.shared_memory) {
+                (Some(_), _) => "rdma",
+                (None, true) => "shared_memory",
+                (None, false) => "tcp",
+            },
             devices,
             sealed: options.sealed,
             schedule: alternatives.first().map(|pick| pick.schedule),

@@ -283,6 +283,8 @@ fn one(fd: BorrowedFd<'_>, reads: bool, writes: bool) -> Option<Interest<'_>> {
 fn side(stream: &Stream, reads: bool, writes: bool) -> [Option<Interest<'_>>; 2] {
     match stream {
         Stream::Socket(socket) => [one(socket.as_fd(), reads, writes), None],
+        // The door lets none in here.
+        Stream::Memory(_) => [None, None],
         // It rings for either; and the other side may be gone.
         Stream::Cable(cable) => [
             Some((cable.as_fd(), PollFlags::IN)),
