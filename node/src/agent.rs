@@ -222,6 +222,7 @@ async fn live(options: &UpOptions, data: &mut DataDir) -> anyhow::Result<End> {
     tasks.spawn(view.follow());
     tasks.spawn(lead::lead(consensus.clone(), directory.clone()));
     tasks.spawn(carry_out(consensus.clone(), worker.clone()));
+    tasks.spawn(store.clone().mend());
     tasks.spawn(greet(directory, swarm.clone()));
     tasks.spawn(ways::follow(endpoint.clone(), swarm.table()));
     tasks.spawn(share_cores(endpoint.clone(), swarm.table(), options.threads));

@@ -2,17 +2,24 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use shoal_scheduler::consensus::{Change, Store, StoreError};
 
 const TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("scheduler");
+/// What is written, and taken back, to find out whether there is room again.
+const TRIAL: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("trial");
+/// Bytes of it: more than a decision takes, so that what is decided next is not the next to fail.
+const TRIAL_BYTES: usize = 64 << 10;
+/// How often that is tried.
+const TRIAL_EVERY: Duration = Duration::from_secs(1);
 
 /// A [`Store`] on disk. Writes are on disk (fsync) when they return.
 ///
 /// After a write that failed, as on a full disk, redb answers nothing more until its file is opened anew. That is done with the
-/// next call, so whoever tries again is served as soon as there is room.
+/// next call, so whoever tries again is served as soon as there is room; [`RaftStore::mend`] tries where nobody else does.
 #[derive(Clone)]
 pub struct RaftStore(Arc<Inner>);
 
@@ -46,6 +53,34 @@ impl RaftStore {
     /// Why the last write failed, with the file; none while all is well.
     pub fn trouble(&self) -> Option<String> {
         lock(&self.0.trouble).clone()
+    }
+
+    /// Tries again and again to write as long as something is amiss. A node in trouble gets nothing to do, so that nothing
+    /// else would be written that could show that it is over. Runs until it is dropped.
+    pub async fn mend(self) {
+        loop {
+            tokio::time::sleep(TRIAL_EVERY).await;
+            if self.trouble().is_some() {
+                // How it went is noted.
+                let _ = self.attempt().await;
+            }
+        }
+    }
+
+    async fn attempt(&self) -> Result<(), StoreError> {
+        let store = self.clone();
+        off_thread("try", move || store.note(store.try_now())).await
+    }
+
+    fn try_now(&self) -> Result<(), redb::Error> {
+        let database = self.database()?;
+        let transaction = database.begin_write()?;
+        transaction.open_table(TRIAL)?.insert("room", [0; TRIAL_BYTES].as_slice())?;
+        transaction.commit()?;
+        let transaction = database.begin_write()?;
+        transaction.delete_table(TRIAL)?;
+        transaction.commit()?;
+        Ok(())
     }
 
     fn database(&self) -> Result<Arc<Database>, redb::Error> {
@@ -226,9 +261,13 @@ mod tests {
             let trouble = store.trouble().unwrap();
             assert!(trouble.contains("scheduler.redb"), "{trouble}");
         }
+        store.attempt().await.unwrap_err();
+        assert!(store.trouble().is_some());
         full.store(false, Ordering::SeqCst);
-        store.write(put("after")).await.unwrap();
+        // A node in trouble decides nothing, and so writes nothing else: it was in trouble for ever.
+        store.attempt().await.unwrap();
         assert_eq!(store.trouble(), None);
+        store.write(put("after")).await.unwrap();
         let keys: Vec<String> = store.scan("").await.unwrap().into_iter().map(|(key, _)| key).collect();
         assert_eq!(keys, ["after", "before"]);
     }
