@@ -62,6 +62,10 @@ async fn read(request: Request<Body>) -> Result<Vec<u8>, ApiError> {
         .get(CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok()?.parse::<usize>().ok())
         .unwrap_or_default();
+    // What will not be read to its end need not be sent at all.
+    if announced > MAX_DRAINED_BYTES {
+        return Err(too_large());
+    }
     let mut body = Vec::with_capacity(announced.min(64 * 1024));
     let mut total = 0;
     let mut chunks = request.into_body().into_data_stream();
@@ -79,6 +83,10 @@ async fn read(request: Request<Body>) -> Result<Vec<u8>, ApiError> {
     if total <= MAX_BODY_BYTES {
         return Ok(body);
     }
+    Err(too_large())
+}
+
+fn too_large() -> ApiError {
     let message = format!("the body is larger than {} MiB", MAX_BODY_BYTES / (1024 * 1024));
-    Err(ApiError::new(ErrorKind::TooLarge, "body_too_large", message))
+    ApiError::new(ErrorKind::TooLarge, "body_too_large", message)
 }

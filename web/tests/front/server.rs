@@ -102,3 +102,14 @@ async fn a_client_that_is_told_too_large_gets_to_read_it() {
     let answer = read_until(&mut client, "body_too_large").await;
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
 }
+
+#[tokio::test]
+async fn a_client_that_announces_far_too_much_is_told_before_it_sends() {
+    let front = Front::new();
+    let (address, _stop, _server) = start(&front).await;
+    let mut client = TcpStream::connect(address).await.unwrap();
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99999999999\r\nexpect: 100-continue\r\n\r\n";
+    client.write_all(head.as_bytes()).await.unwrap();
+    let answer = read_until(&mut client, "body_too_large").await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+}
