@@ -198,6 +198,7 @@ impl Work<'_> {
             parallel: Some(self.options.parallel.clone().unwrap_or_else(parallel)),
             cut: Some(self.options.cut.to_string()),
             nodes: Vec::new(),
+            if_absent: false,
         };
         if self.options.nodes > 1 {
             progress.label("waiting until the nodes have measured their links");

@@ -165,6 +165,7 @@ async fn serve_and_ask(
         // What the demo shows; all nodes are equally fast here.
         cut: Some(Cut::Memory.to_string()),
         nodes: Vec::new(),
+        if_absent: false,
     };
     let plan = agent.plan(&request).await?;
     if !plan.fits {

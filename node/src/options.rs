@@ -7,7 +7,6 @@
 mod values;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -24,7 +23,8 @@ use crate::logging::LogFormat;
 use crate::rdma::RdmaMode;
 use crate::swarm::{InterfaceRule, PeerAddress};
 pub use values::{
-    Bytes, DeviceChoice, ListenAddress, MAX_NAME_BYTES, NodeName, Span, SwarmName, show_bytes, show_span,
+    Bytes, DeviceChoice, ListenAddress, MAX_NAME_BYTES, NodeName, Span, SwarmName, Threads, show_bytes,
+    show_span,
 };
 
 /// Where the HTTP side listens unless told otherwise.
@@ -184,7 +184,7 @@ pub struct UpArgs {
     /// Threads that compute [default: the number of physical cores]
     #[arg(long, env = "SHOAL_THREADS", value_name = "N")]
     #[serde(deserialize_with = "values::one")]
-    pub threads: Option<NonZeroU16>,
+    pub threads: Option<Threads>,
     /// Where shards are computed: auto, cpu, metal, cuda, cuda:N, or candle-cpu (the processor, by the operations that other
     /// devices are given) [default: auto: an accelerator that this build knows, else cpu]
     #[arg(long, env = "SHOAL_DEVICE", value_name = "DEVICE")]
@@ -236,6 +236,9 @@ impl UpArgs {
                     .fix("correct the file; its keys are the long flags of `shoal up`, see `shoal up --help`")
             }),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(UpArgs::default()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {
+                Err(no_folder("--data-dir", data_dir))
+            }
             Err(error) => Err(Failure::usage(format!("cannot read {}: {error}", path.display()))),
         }
     }
@@ -258,6 +261,10 @@ impl UpArgs {
             .fix("use 127.0.0.1 and reach it over ssh: ssh -L 7711:127.0.0.1:7711 HOST"));
         }
         let device = device(self.device.or(file.device).unwrap_or(DeviceChoice::Auto))?;
+        let model_dir = self.model_dir.or(file.model_dir).map_or_else(default_model_dir, Ok)?;
+        if model_dir.exists() && !model_dir.is_dir() {
+            return Err(no_folder("--model-dir", &model_dir));
+        }
         let listen = pick(self.listen, file.listen).into_iter().map(|at| at.0).collect();
         let listen = Some(listen).filter(|list: &Vec<Multiaddr>| !list.is_empty());
         let default_listen = Multiaddr::from(any).with(libp2p::multiaddr::Protocol::Tcp(DEFAULT_P2P_PORT));
@@ -265,7 +272,7 @@ impl UpArgs {
             name,
             swarm: self.swarm.or(file.swarm).map_or_else(|| "default".to_owned(), |name| name.0),
             data_dir,
-            model_dir: self.model_dir.or(file.model_dir).map_or_else(default_model_dir, Ok)?,
+            model_dir,
             http,
             listen: Listen::or_default(listen, vec![default_listen]),
             data_listen: Listen::or_default(self.data_listen.or(file.data_listen), SocketAddr::new(any, 0)),
@@ -278,7 +285,7 @@ impl UpArgs {
                 .or(file.offer)
                 .map_or_else(|| default_offer(device), |bytes| Ok(bytes.0))?,
             device,
-            threads: self.threads.or(file.threads).map_or_else(default_threads, |n| usize::from(n.get())),
+            threads: self.threads.or(file.threads).map_or_else(default_threads, |n| usize::from(n.0.get())),
             interfaces: pick(self.interface, file.interface),
             shared_memory: !self.no_shared_memory.or(file.no_shared_memory).unwrap_or(false),
             rdma: self.rdma.or(file.rdma).unwrap_or(RdmaMode::Auto),
@@ -295,6 +302,12 @@ impl<A> Listen<A> {
         let is_asked = asked.is_some();
         Listen { addr: asked.unwrap_or(default), asked: is_asked }
     }
+}
+
+/// Where a folder should be is something else.
+fn no_folder(option: &str, path: &Path) -> Failure {
+    Failure::usage(format!("{option} {} is no folder", path.display()))
+        .fix(format!("give another {option}; what does not exist is made"))
 }
 
 /// The list of the flag, or else that of the file: lists replace each other whole.
@@ -462,6 +475,16 @@ mod tests {
             assert!(failure.message.contains(word), "{file}: {}", failure.message);
         }
         assert!(resolve("ofer = 5", &[]).unwrap_err().message.contains("offer"));
+    }
+
+    #[test]
+    fn a_file_where_a_folder_should_be_ends_the_start() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        let failure = resolve("", &["--model-dir", path]).unwrap_err();
+        assert!(failure.message.contains("is no folder"), "{}", failure.message);
+        let failure = Flags::try_parse_from(["up", "--data-dir", path]).unwrap().up.resolve().unwrap_err();
+        assert!(failure.message.contains("is no folder"), "{}", failure.message);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 use shoal_model::ModelFile;
 use shoal_model::gguf::TensorType;
@@ -370,5 +370,37 @@ fn ctrl_c_leaves_cleanly() -> Result<()> {
     let status = swarm.agent_mut(1)?.stop()?;
     ensure!(status.code() == Some(130), "ended with {status}");
     swarm.await_formed("the other goes on alone", REFORM_PROMISE)?;
+    Ok(())
+}
+
+#[test]
+fn a_model_that_several_ask_for_at_once_is_served_once() -> Result<()> {
+    let swarm = Swarm::start(Bed::new("absent")?, &["2GB"; 3], |_, _| ())?;
+    let request = json!({"model": MODEL, "context": 512, "slots": 1, "if_absent": true});
+    let agents = [swarm.agent(0)?, swarm.agent(1)?, swarm.agent(2)?];
+    let served: Vec<String> = std::thread::scope(|scope| {
+        let asking: Vec<_> = (0..6_usize)
+            .map(|n| {
+                scope.spawn({
+                    let (agents, request) = (&agents, &request);
+                    move || agents[n % agents.len()].serve(request)
+                })
+            })
+            .collect();
+        asking
+            .into_iter()
+            .map(|asked| asked.join().map_err(|_| anyhow!("it panicked"))?)
+            .collect::<Result<_>>()
+    })?;
+    let first = &served[0];
+    ensure!(served.iter().all(|id| id == first), "{served:?}");
+    await_ready(agents[0], first)?;
+    within("the others are taken down", Duration::from_secs(10), || {
+        let status = agents[0].status()?;
+        ensure!(list(&status["instances"]).len() == 1, "{status}");
+        Ok(())
+    })?;
+    let asked_for = agents[0].serve(&json!({"model": MODEL, "context": 512, "slots": 1}))?;
+    ensure!(asked_for != *first, "who does not say if_absent gets another one");
     Ok(())
 }

@@ -14,12 +14,12 @@ use shoal_scheduler::{
 };
 use shoal_web::SwarmView;
 use shoal_web::api::{
-    ApiError, ErrorKind, ModelEntry, Node, OpenWindow, Plan, PullRequest, Schema, ServeRequest, Served,
-    Swarm, Timestamp,
+    ApiError, ErrorKind, InstanceState, ModelEntry, Node, OpenWindow, Plan, PullRequest, Schema,
+    ServeRequest, Served, Swarm, Timestamp,
 };
 use tokio::sync::watch;
 
-use super::directory::Directory;
+use super::directory::{Directory, InstanceNow};
 use super::files::{ModelFacts, ModelFiles};
 use super::link_costs::KnownLinks;
 use super::{documents, plan};
@@ -33,6 +33,9 @@ const MAX_CONTEXT: u32 = 1 << 20;
 pub(crate) const MAX_SLOTS: u16 = 256;
 /// The most nodes that a request may name.
 const MAX_NAMED_NODES: usize = 256;
+
+/// How long what was agreed on takes at most to be known here.
+const KNOWN_WITHIN: Duration = Duration::from_secs(5);
 
 /// Shows and commands the swarm.
 #[derive(Clone)]
@@ -158,6 +161,15 @@ impl LiveView {
         preview(&topology, &KnownLinks::of(&topology), &others, request)
     }
 
+    /// The first instance of the model, once this node knows of `own`, which was just written: several nodes may have found
+    /// none at the same moment. What was written before it is known with it, so all of them find the same one.
+    async fn first_with(&self, model: &str, own: &InstanceId) -> Option<InstanceId> {
+        let mut changes = self.directory.changes();
+        let known = changes.wait_for(|view| view.state.instances.contains_key(own));
+        let _ = tokio::time::timeout(KNOWN_WITHIN, known).await.ok()?.ok()?;
+        first(&self.directory.instances(), model)
+    }
+
     async fn propose(&self, command: Command) -> Result<(), ApiError> {
         match self.consensus.propose(command).await {
             Ok(_) => Ok(()),
@@ -169,6 +181,14 @@ impl LiveView {
                 .retry_after(Duration::from_secs(2))),
         }
     }
+}
+
+/// Of the instances of the model that answer, or are about to, the one that was asked for first.
+fn first(instances: &[InstanceNow], model: &str) -> Option<InstanceId> {
+    let usable =
+        |state| matches!(state, InstanceState::Ready | InstanceState::Loading | InstanceState::Placing);
+    let found = instances.iter().filter(|now| now.desired.model == model && usable(now.state));
+    Some(found.min_by_key(|now| now.desired.stamp)?.desired.id.clone())
 }
 
 fn invalid(field: &str, text: String) -> ApiError {
@@ -237,6 +257,11 @@ impl SwarmView for LiveView {
 
     async fn serve(&self, request: ServeRequest) -> Result<Served, ApiError> {
         let (facts, wanted) = self.request(&request).await?;
+        if request.if_absent
+            && let Some(found) = first(&self.directory.instances(), &request.model)
+        {
+            return Ok(Served { schema: Schema::new(), instance: found.to_string() });
+        }
         if let Err(why) = self.preview(&wanted).outcome {
             let error = ApiError::new(ErrorKind::Conflict, "no_placement", why.text.clone());
             let fix = why.nearest.first().map(|near| near.text.clone());
@@ -252,7 +277,7 @@ impl SwarmView for LiveView {
             .map_err(|error| invalid("model", error.to_string()))?;
         self.propose(Command::Desire(Desired {
             id: id.clone(),
-            model: request.model,
+            model: request.model.clone(),
             digest: facts.digest,
             footprint: wanted.footprint,
             context: wanted.context,
@@ -266,7 +291,15 @@ impl SwarmView for LiveView {
             created_unix_ms: Timestamp::now().unix_ms(),
         }))
         .await?;
-        Ok(Served { schema: Schema::new(), instance: id.to_string() })
+        let mut instance = id.clone();
+        if request.if_absent
+            && let Some(first) = self.first_with(&request.model, &id).await
+            && first != id
+        {
+            self.propose(Command::Stop(id)).await?;
+            instance = first;
+        }
+        Ok(Served { schema: Schema::new(), instance: instance.to_string() })
     }
 
     async fn stop(&self, instance: &str) -> Result<(), ApiError> {

@@ -1,6 +1,5 @@
 //! `shoal bench`: measured speed.
 
-use std::num::NonZeroU16;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
@@ -9,7 +8,7 @@ use super::{print_json, print_lines};
 use crate::bench::{self, Kind, LinkKind, LinkOptions, Options};
 use crate::demo::{MAX_NODES, MODEL};
 use crate::exit::{Exit, Failure};
-use crate::options::{Bytes, ModelDirArg};
+use crate::options::{Bytes, ModelDirArg, Threads};
 use crate::signals::Signals;
 
 const EXAMPLES: &str = "\
@@ -132,7 +131,7 @@ struct Common {
     model: String,
     /// Threads of each node [default: the physical cores, divided among the nodes]
     #[arg(long, value_name = "N")]
-    threads: Option<NonZeroU16>,
+    threads: Option<Threads>,
     /// Tokens of the prompt, those of the chat template included [default: 512 for prefill, else 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     prompt: Option<u32>,
@@ -197,7 +196,7 @@ impl Bench {
         let options = Options {
             kind,
             model: common.model,
-            threads: common.threads.map(|threads| usize::from(threads.get())),
+            threads: common.threads.map(|threads| usize::from(threads.0.get())),
             prompt: common.prompt.unwrap_or(prompt),
             tokens: common.tokens.unwrap_or(tokens),
             sequences,

@@ -43,7 +43,7 @@ pub(super) struct Run {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
     /// How random; 0 always takes the likeliest token [default: the model's own]
-    #[arg(long, value_name = "T", value_parser = temperature)]
+    #[arg(long, value_name = "T", value_parser = temperature, allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// Repeat the same random choices
     #[arg(long, value_name = "N")]
@@ -129,7 +129,8 @@ impl Run {
             return Ok(Instance { id: found.id.clone(), ready: found.state == InstanceState::Ready });
         }
         let mut progress = ProgressLine::start(format!("asking for {}", self.model));
-        let request = ServeRequest { model: self.model.clone(), ..ServeRequest::default() };
+        // Others may ask for it at this moment, on other machines.
+        let request = ServeRequest { model: self.model.clone(), if_absent: true, ..ServeRequest::default() };
         let id = wait::to_serve(agent, &request, &mut progress).await?;
         progress.finish(None);
         Ok(Instance { id, ready: false })

@@ -55,6 +55,8 @@ impl Request {
             parallel: self.parallel.map(|parallel| parallel.to_string()),
             cut: self.cut.map(|cut| cut.to_string()),
             nodes: self.nodes.clone(),
+            // Whoever serves a model says how, and may want it twice.
+            if_absent: false,
         }
     }
 }

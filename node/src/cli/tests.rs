@@ -76,7 +76,10 @@ fn values_that_make_no_sense_are_usage_errors() {
 fn a_number_out_of_its_range_is_refused_with_the_option_and_the_range() {
     for (line, option, range) in [
         ("shoal run m --temperature NaN", "--temperature", "from 0 to 2"),
+        ("shoal run m --temperature -3", "--temperature", "from 0 to 2"),
         ("shoal serve m --slots 257", "--slots", "1..=256"),
+        ("shoal up --threads 0", "--threads", "from 1 to 65535"),
+        ("shoal bench decode --threads 70000", "--threads", "from 1 to 65535"),
     ] {
         let error = Cli::try_parse_from(line.split(' ')).unwrap_err().to_string();
         assert!(error.contains(option) && error.contains(range), "{error}");

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -52,6 +53,18 @@ impl FromStr for Bytes {
         };
         let bytes = whole.checked_mul(unit).and_then(|whole| whole.checked_add(part));
         bytes.map(Bytes).ok_or_else(|| format!("`{text}` is more than 2^64 bytes"))
+    }
+}
+
+/// How many threads compute: at least one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threads(pub NonZeroU16);
+
+impl FromStr for Threads {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.trim().parse().map(Threads).map_err(|_| format!("write a number from 1 to {}", u16::MAX))
     }
 }
 
@@ -308,6 +321,14 @@ mod tests {
             (123_456_789_012, "123 GB"),
         ] {
             assert_eq!(show_bytes(bytes), text);
+        }
+    }
+
+    #[test]
+    fn no_threads_are_refused_in_words() {
+        assert_eq!("8".parse::<Threads>().map(|threads| threads.0.get()), Ok(8));
+        for text in ["0", "100000", "-1", "two", ""] {
+            assert_eq!(text.parse::<Threads>(), Err("write a number from 1 to 65535".into()), "{text}");
         }
     }
 

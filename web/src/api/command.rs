@@ -29,11 +29,19 @@ pub struct ServeRequest {
     /// Only these nodes, by id, name or unique prefix of an id; empty: any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
+    /// Only if nobody serves the model, or is about to; else the answer names the instance that does.
+    #[serde(skip_serializing_if = "is_false")]
+    pub if_absent: bool,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !*flag
 }
 
 impl FromJson for ServeRequest {
     fn from_json(value: Value) -> Result<Self, FieldError> {
-        const KNOWN: [&str; 7] = ["model", "context", "slots", "kv_type", "parallel", "cut", "nodes"];
+        const KNOWN: [&str; 8] =
+            ["model", "context", "slots", "kv_type", "parallel", "cut", "nodes", "if_absent"];
         let mut fields = Fields::of("", value)?;
         // The ranges are those of the types; which values can be served, the node says.
         let request = ServeRequest {
@@ -44,6 +52,7 @@ impl FromJson for ServeRequest {
             parallel: fields.string("parallel")?,
             cut: fields.string("cut")?,
             nodes: fields.strings("nodes")?,
+            if_absent: fields.boolean("if_absent")?,
         };
         fields.nothing_else(&KNOWN)?;
         Ok(request)
@@ -58,7 +67,7 @@ pub type PlanRequest = ServeRequest;
 pub struct Served {
     /// `shoal.instance/0`.
     pub schema: Schema<Self>,
-    /// The new instance's id.
+    /// The instance's id: a new one, unless one that is there was asked for (`if_absent`).
     pub instance: String,
 }
 

@@ -95,7 +95,7 @@ async fn a_wrong_field_is_named() {
         (
             r#"{"model":"m","contex":1}"#,
             "unknown_field",
-            "there is no field \"contex\" here; known are model, context, slots, kv_type, parallel, cut, nodes",
+            "there is no field \"contex\" here; known are model, context, slots, kv_type, parallel, cut, nodes, if_absent",
         ),
     ];
     let twice = [
