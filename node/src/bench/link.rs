@@ -9,7 +9,9 @@ mod orders;
 mod rank;
 mod report;
 
-use shoal_transport::collective::{Algorithm, MAX_RANKS, Operation, Prediction, Wiring, alternatives};
+use shoal_transport::collective::{
+    Algorithm, MAX_RANKS, MESSAGE_S, Operation, Prediction, Wiring, alternatives,
+};
 
 use self::child::Ranks;
 use self::orders::{Measured, Order, Shape, Work};
@@ -90,9 +92,12 @@ async fn measure(options: &LinkOptions) -> Result<LinkReport, Failure> {
     let mut short = ranks.pair(&floor(4)).await?;
     let mut long = ranks.pair(&floor(LONG_BYTES)).await?;
     let (short, long) = (short.median_s() / 2.0, long.median_s() / 2.0);
+    // As placement takes a link's figures.
+    let message_s = MESSAGE_S.min(short / 4.0);
     let shape = Shape {
         ring: options.ring,
-        latency_s: (short - 2.0 * shoal_transport::collective::MESSAGE_S).max(0.0),
+        message_s,
+        latency_s: (short - 2.0 * message_s).max(0.0),
         bytes_per_s: (LONG_BYTES as f64 / (long - short).max(1e-9)).clamp(1e6, 1e12),
     };
     let mut works = vec![(Work::Bare { bytes: options.bytes }, None)];

@@ -87,19 +87,21 @@ impl Offered {
     }
 }
 
-/// Answers an offer on a connection that this side accepted: with a yes if it is `wanted` and can be had. What follows comes by the
-/// stream. An error where the answer could not be given.
+/// Answers an offer on a connection that this side accepted: with a yes if it is `wanted`, within this machine, and can be had. What
+/// follows comes by the stream. An error where the answer could not be given.
 pub(crate) fn answer_offer(
     said: &[u8; HELLO_BYTES],
     socket: Arc<TcpStream>,
     wanted: bool,
 ) -> io::Result<super::Stream> {
-    let offer = Ends::accepted(&socket).ok().and_then(|ends| Offer::decode(said, &ends));
-    let end = offer.filter(|_| wanted).and_then(|offer| match End::open(&offer.place, offer.ring) {
-        Ok(end) => Some(end),
-        Err(error) => {
-            tracing::debug!(%error, "no memory shared with another process of this machine");
-            None
+    let ends = Ends::accepted(&socket).ok().filter(|ends| wanted && ends.are_here());
+    let end = ends.and_then(|ends| Offer::decode(said, &ends)).and_then(|offer| {
+        match End::open(&offer.place, offer.ring) {
+            Ok(end) => Some(end),
+            Err(error) => {
+                tracing::debug!(%error, "no memory shared with another process of this machine");
+                None
+            }
         }
     });
     let said = answer(end.is_some());
@@ -170,11 +172,13 @@ impl MemoryStream {
 
     /// Whether the other side is there, looked at now and then, or `now`.
     fn look(&mut self, now: bool) -> io::Result<()> {
-        self.vain += 1;
-        if self.hung_up || (!now && self.vain < LOOKS) {
+        if self.hung_up {
             return Ok(());
         }
-        self.vain = 0;
+        self.vain = (self.vain + 1) % LOOKS;
+        if !now && self.vain != 0 {
+            return Ok(());
+        }
         let at = Instant::now();
         if !now && at < self.looked + LOOK {
             return Ok(());

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
-use shoal_transport::collective::{Wiring, WiringError};
+use shoal_transport::collective::{REDUCE_BYTES_PER_S, Wiring, WiringError};
 
 use crate::engine::pipe::STEP_FRAME_BYTES;
 
@@ -75,6 +75,8 @@ pub(super) enum Work {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Shape {
     pub(super) ring: bool,
+    /// What a rank needs for a frame beside the link.
+    pub(super) message_s: f64,
     pub(super) latency_s: f64,
     pub(super) bytes_per_s: f64,
 }
@@ -87,6 +89,7 @@ impl Shape {
         } else {
             Wiring::mesh(ranks, self.latency_s, self.bytes_per_s)?
         };
+        let wiring = wiring.with_machine(self.message_s, REDUCE_BYTES_PER_S);
         Ok(wiring.with_frames(STEP_FRAME_BYTES as usize))
     }
 }

@@ -20,7 +20,7 @@
 use std::net::{IpAddr, SocketAddr, TcpStream};
 
 use crate::frame::u32_at;
-use crate::hello::{ANSWER_BYTES, HELLO_BYTES, WIRE_VERSION};
+use crate::hello::{ANSWER_BYTES, HELLO_BYTES, WIRE_VERSION, is_direct};
 use crate::rdma::shared_memory::{KEY_BYTES, Place, is_ring};
 
 const MAGIC: &[u8; 8] = b"SHOALsm\0";
@@ -43,6 +43,11 @@ impl Ends {
     /// As the other side does.
     pub(super) fn accepted(socket: &TcpStream) -> std::io::Result<Ends> {
         Ok(Ends { dialler: socket.peer_addr()?, acceptor: socket.local_addr()? })
+    }
+
+    /// Whether both are this machine.
+    pub(super) fn are_here(&self) -> bool {
+        is_direct(self.dialler.ip(), self.acceptor.ip())
     }
 
     fn encode(&self) -> [u8; 2 * END_BYTES] {
