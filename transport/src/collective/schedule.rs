@@ -116,6 +116,12 @@ impl Schedule {
         self.algorithm
     }
 
+    /// Whether an all-reduce of `len` elements by it is one frame, of at most `frame`, each way between two ranks: they then fill the
+    /// slot that is sent and add up out of the one that is received.
+    pub(crate) fn fits_slots(&self, len: usize, frame: usize) -> bool {
+        self.algorithm() == Algorithm::Direct && self.ranks() == 2 && len > 0 && len <= frame
+    }
+
     /// How many ranks take part.
     pub fn ranks(&self) -> usize {
         self.programs.len()

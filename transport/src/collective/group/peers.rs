@@ -7,7 +7,6 @@ use super::{GroupOptions, Sent};
 use crate::channel::{Sight, wait_for};
 use crate::collective::CollectiveError;
 use crate::collective::machine::{self, Machine};
-use crate::collective::moves::Algorithm;
 use crate::collective::parcel::{Head, TRAILER_BYTES, parcel_bytes, parcel_len};
 use crate::collective::schedule::{ELEMENT_BYTES, Schedule};
 use crate::{Channel, ChannelError, Wait};
@@ -63,8 +62,7 @@ impl Peers {
     /// Whether an all-reduce is one parcel each way between two ranks: then nothing is copied.
     pub(super) fn fits_slot(&self, schedule: &Schedule, len: usize) -> bool {
         let [channel] = &self.channels[..] else { return false };
-        let straight = schedule.algorithm() == Algorithm::Direct && schedule.ranks() == 2;
-        straight && len > 0 && len <= parcel_len(channel.frame_bytes())
+        schedule.fits_slots(len, parcel_len(channel.frame_bytes()))
     }
 
     fn lost(&self, index: usize, source: ChannelError) -> CollectiveError {
