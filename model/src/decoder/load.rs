@@ -90,7 +90,7 @@ pub enum LoadError {
     NoDevice(#[from] DeviceError),
     /// A part of each layer, on a device that computes whole ones.
     #[error(
-        "{device} computes whole layers, and a {ranks}th part of each was asked for; use a pipeline, or the processor"
+        "{device} computes whole layers, not one of {ranks} parts of each; use a pipeline, or the processor"
     )]
     RanksOnDevice {
         /// The device.
