@@ -284,7 +284,7 @@ fn first_hop(hub: &Hub, socket: TcpStream, address: SocketAddr, until: Instant) 
     agreed.ok_or_else(|| Failed::Attempt("it answered nonsense".to_owned()))
 }
 
-/// Whether a channel is one that gains by it: a file or a session's few bytes do not.
+/// Whether a channel is one that gains by it: steps, and what measures the links that they go over.
 fn goes_through_memory(channel: &Shared) -> bool {
     matches!(channel.opening.purpose, Purpose::Step | Purpose::Bulk)
 }

@@ -1,6 +1,6 @@
 //! Memory that two processes of one machine map: what registered memory is between machines.
 //!
-//! A [`SharedMemory`] has a page of counters and a ring of bytes for each direction. Each *side* writes its own counters and its own
+//! Such memory has a page of counters and a ring of bytes for each direction. Each *side* writes its own counters and its own
 //! ring, and reads the other's:
 //!
 //! | at, for side 0 and side 1 | what | written by |
@@ -24,7 +24,6 @@ mod object;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -50,7 +49,7 @@ const KEY: usize = 2 * SIDE;
 
 /// Which end of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
+enum Side {
     /// Whoever made it.
     Maker,
     /// Whoever was told of it.
@@ -172,7 +171,7 @@ pub(crate) fn is_ring(bytes: usize) -> bool {
 
 /// One side's end of the memory.
 pub(crate) struct End {
-    mapping: Arc<Mapping>,
+    mapping: Mapping,
     side: Side,
     /// This side's counters; what stands in the memory is for the other to read.
     written: u64,
@@ -186,16 +185,7 @@ pub(crate) struct End {
 
 impl End {
     fn new(mapping: Mapping, side: Side) -> End {
-        End {
-            mapping: Arc::new(mapping),
-            side,
-            written: 0,
-            origin: 0,
-            read: 0,
-            put_at: 0,
-            get_at: 0,
-            their_origin: 0,
-        }
+        End { mapping, side, written: 0, origin: 0, read: 0, put_at: 0, get_at: 0, their_origin: 0 }
     }
 
     /// Makes memory for this user alone, with rings of `ring` bytes and that `key`, which can be found as long as what comes with it is
